@@ -1,0 +1,123 @@
+"""Configuration: `EngineArgs` is what a user may set, `EngineConfig` what the engine runs on. Both are frozen.
+
+`EngineConfig` is made once, by `enginecore.engine.resolve`, which replaces every None or "auto" and logs each choice;
+nothing changes it afterwards.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from enginecore.errors import ParameterError
+
+DEFAULT_MODEL = "smollm2-135m"
+
+_UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12,
+          "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
+
+
+def parse_bytes(text: str | int, *, param: str) -> int:
+    """Bytes from "2GiB", "512MB" or a plain number; ParameterError when it is not a positive size."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", str(text))
+    unit = _UNITS.get(match.group(2).lower()) if match else None
+    size = int(float(match.group(1)) * unit) if match and unit else 0
+    if size <= 0:
+        raise ParameterError(f"{param} must be a positive size such as 2GiB or 512MB, got {text!r}", param=param)
+    return size
+
+
+class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Every setting of an engine. None or "auto" lets enginecore choose. Names follow vLLM's where both have them.
+
+    `memory_utilization` f: this process may use f times what the device has for us (on a CPU: of physical memory or the
+    cgroup's limit). `kv_cache_memory` (bytes) or `num_blocks` override the cache's part alone.
+    `max_model_len` "auto" takes the longest that the cache can hold. `long_prefill_token_threshold` caps the tokens that
+    one prompt gets in a step (0: only the step's budget caps it).
+    """
+
+    model: str = DEFAULT_MODEL
+    served_model_name: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    max_model_len: int | Literal["auto"] | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    long_prefill_token_threshold: int = 0
+    block_size: int = 16
+    num_blocks: int | None = None
+    kv_cache_memory: int | None = None
+    memory_utilization: float | None = None
+    enable_prefix_caching: bool = True
+    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    seed: int = 0
+    max_logprobs: int = 20
+    max_waiting: int = 1024
+    generation_config: str = "auto"
+    chat_template: str | None = None
+    trust_remote_code: bool = False
+    allow_pickle: bool = False
+    fuse: bool = True
+    strict_ops: bool = False
+    num_threads: int | None = None
+    stats: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "kv_cache_memory", "num_threads"):
+            self._at_least(name, 1)
+        for name in ("long_prefill_token_threshold", "max_logprobs", "max_waiting"):
+            self._at_least(name, 0)
+        if isinstance(self.max_model_len, int):
+            self._at_least("max_model_len", 1)
+        if self.block_size not in (8, 16, 32, 64, 128):
+            raise ParameterError(f"block_size must be 8, 16, 32, 64 or 128, got {self.block_size}", param="block_size")
+        share = self.memory_utilization
+        if share is not None and not (math.isfinite(share) and 0 < share <= 1):
+            raise ParameterError(f"memory_utilization must be above 0 and at most 1, got {share}", param="memory_utilization")
+        if self.dtype not in ("auto", "bfloat16", "float16", "float32"):
+            raise ParameterError(f"dtype must be auto, bfloat16, float16 or float32, got {self.dtype!r}", param="dtype")
+        if self.kv_cache_memory is not None and self.num_blocks is not None:
+            raise ParameterError("give kv_cache_memory or num_blocks, not both", param="num_blocks")
+
+    def _at_least(self, name: str, low: int) -> None:
+        value = getattr(self, name)
+        if value is not None and value < low:
+            raise ParameterError(f"{name} must be at least {low}, got {value}", param=name)
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings with nothing left open. `choices` lists what was decided for the user, as (setting, value, reason)."""
+
+    model: str
+    model_path: str
+    served_model_name: str
+    device: str
+    plugin: str
+    dtype: str
+    max_model_len: int
+    vocab_size: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    long_prefill_token_threshold: int
+    block_size: int
+    num_blocks: int
+    enable_prefix_caching: bool
+    scheduling_policy: Literal["fcfs", "priority"]
+    seed: int
+    max_logprobs: int
+    fuse: bool = True
+    strict_ops: bool = False
+    choices: list[tuple[str, str, str]] = []
+
+
+class ReadyInfo(msgspec.Struct, kw_only=True):
+    """What the engine process reports once the model is loaded. `ledger` maps an owner of memory to bytes."""
+
+    config: EngineConfig
+    ledger: dict[str, int]
+    device_summary: str
+    load_seconds: float
+    details: dict[str, Any] = {}

@@ -1,0 +1,72 @@
+"""The plugin contract, version 1.0: what a device vendor implements and all that the core knows of a device."""
+
+from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
+from enginecore.device.backend import Backend
+from enginecore.device.capabilities import (
+    AttentionQuery,
+    Capabilities,
+    GraphSupport,
+    ShapePolicy,
+    Verdict,
+    VerdictStatus,
+    check_attention,
+)
+from enginecore.device.collectives import Communicator
+from enginecore.device.contract import CONTRACT_VERSION, Contract, contract_version, optional
+from enginecore.device.graphs import GraphKey, GraphRunner
+from enginecore.device.hookspecs import hookimpl
+from enginecore.device.manifest import (
+    BackendContext,
+    ConfigContext,
+    DoctorContext,
+    DoctorFinding,
+    Manifest,
+    ProbeCause,
+    ProbeContext,
+    ProbeResult,
+    ProbeStatus,
+)
+from enginecore.device.memory import KVCacheLayout, KVCacheSpec, MemoryInfo, MemoryManager
+from enginecore.device.optable import Impl, OpQuery, OpTable
+from enginecore.device.runtime import ModelRuntime, ModelSpec, RuntimeBatch
+
+__all__ = [
+    "CONTRACT_VERSION",
+    "AttentionBackend",
+    "AttentionMetadata",
+    "AttentionParams",
+    "AttentionQuery",
+    "Backend",
+    "BackendContext",
+    "Capabilities",
+    "Communicator",
+    "ConfigContext",
+    "Contract",
+    "DoctorContext",
+    "DoctorFinding",
+    "GraphKey",
+    "GraphRunner",
+    "GraphSupport",
+    "Impl",
+    "KVCacheLayout",
+    "KVCacheSpec",
+    "Manifest",
+    "MemoryInfo",
+    "MemoryManager",
+    "ModelRuntime",
+    "ModelSpec",
+    "OpQuery",
+    "OpTable",
+    "ProbeCause",
+    "ProbeContext",
+    "ProbeResult",
+    "ProbeStatus",
+    "RuntimeBatch",
+    "ShapePolicy",
+    "Verdict",
+    "VerdictStatus",
+    "check_attention",
+    "contract_version",
+    "hookimpl",
+    "optional",
+]

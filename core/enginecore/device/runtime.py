@@ -1,0 +1,59 @@
+"""The whole-model part of the contract (an optional slot): for accelerators that compile models and for `sim`.
+
+A backend with a runtime runs the model itself; scheduling, cache bookkeeping, sampling policy and outputs stay the
+core's.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from enginecore.device.contract import Contract
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec:
+    """The model as a runtime sees it: its name, its configuration as plain data, and the sizes the core settled on."""
+
+    name: str
+    config: dict[str, Any]
+    dtype: str
+    vocab_size: int
+    max_model_len: int
+    max_num_seqs: int
+    num_blocks: int
+    block_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeBatch:
+    """One step for a `ModelRuntime`, as host arrays.
+
+    token_ids [T], positions [T], query_start_loc [S + 1], seq_lens [S], block_table [S, B], slot_mapping [T];
+    logits_indices [R]: tokens whose logits are wanted; request_ids names the S sequences.
+    """
+
+    token_ids: np.ndarray
+    positions: np.ndarray
+    query_start_loc: np.ndarray
+    seq_lens: np.ndarray
+    block_table: np.ndarray
+    slot_mapping: np.ndarray
+    logits_indices: np.ndarray
+    request_ids: list[str] = field(default_factory=list)
+
+
+class ModelRuntime(Contract):
+    @abstractmethod
+    def load(self, spec: ModelSpec, weights: Any) -> None: ...
+
+    @abstractmethod
+    def execute(self, batch: RuntimeBatch) -> np.ndarray:
+        """float32 logits [R, vocab] for `batch.logits_indices`, or int64 token ids [R] already chosen."""
+
+    @abstractmethod
+    def memory_bytes(self) -> int: ...

@@ -1,0 +1,225 @@
+"""What crosses between the frontend and the engine: sampling parameters, requests and outputs. Plain data, no torch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+
+from enginecore.errors import ParameterError
+
+#: Seeds and other integers of a request must fit a signed 64-bit number.
+INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
+INT32_MAX = 2**31 - 1
+
+#: Below this temperature sampling is greedy: dividing logits by it would overflow float32.
+GREEDY_TEMPERATURE = 1e-2
+
+MAX_STOP_STRINGS = 64
+MAX_N = 128
+
+
+def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ParameterError(f"{name} must be a number, got {value!r}", param=name)
+    if not math.isfinite(value):
+        raise ParameterError(f"{name} must be finite, got {value}", param=name)
+    if value < low or value > high or (low_open and value == low):
+        bounds = f"{'(' if low_open else '['}{low}, {high}]"
+        raise ParameterError(f"{name} must be in {bounds}, got {value}", param=name)
+
+
+def _integer(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ParameterError(f"{name} must be an integer, got {value!r}", param=name)
+    if value < low or value > high:
+        shown = value if abs(value) < 10**20 else "a number of over 20 digits"
+        raise ParameterError(f"{name} must be between {low} and {high}, got {shown}", param=name)
+
+
+def _token_list(name: str, value: Any) -> None:
+    if not isinstance(value, (list, tuple)):
+        raise ParameterError(f"{name} must be a list of token ids, got {type(value).__name__}", param=name)
+    for token in value:
+        _integer(name, token, 0, INT32_MAX)
+
+
+class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """How to choose tokens. Names and defaults follow vLLM's where both have the thing.
+
+    temperature 0 (or below 0.01) is greedy. top_k 0 or -1 is off. `seed` makes a request reproducible whatever else
+    runs. `stop` strings are matched on the decoded text; `stop_token_ids` on tokens. `logprobs=k` returns the k best
+    log-probabilities and the chosen one's at each position, as raw log-softmax of the model's logits.
+    Raises ParameterError (a ValueError) that names the field.
+    """
+
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = None
+    logit_bias: dict[int, float] | None = None
+    allowed_token_ids: list[int] | None = None
+    best_of: int | None = None
+
+    def __post_init__(self) -> None:
+        _integer("n", self.n, 1, MAX_N)
+        _number("presence_penalty", self.presence_penalty, -2, 2)
+        _number("frequency_penalty", self.frequency_penalty, -2, 2)
+        _number("repetition_penalty", self.repetition_penalty, 0, 1e6, low_open=True)
+        _number("temperature", self.temperature, 0, 1e6)
+        _number("top_p", self.top_p, 0, 1, low_open=True)
+        _integer("top_k", self.top_k, -1, INT32_MAX)
+        _number("min_p", self.min_p, 0, 1)
+        if self.seed is not None:
+            _integer("seed", self.seed, INT64_MIN, INT64_MAX)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, 0, INT32_MAX)
+        _integer("min_tokens", self.min_tokens, 0, INT32_MAX)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ParameterError(
+                f"min_tokens ({self.min_tokens}) is greater than max_tokens ({self.max_tokens})", param="min_tokens"
+            )
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _integer(name, getattr(self, name), 0, INT32_MAX)
+        if self.truncate_prompt_tokens is not None:
+            _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, INT32_MAX)
+            if self.truncate_prompt_tokens == 0:
+                raise ParameterError("truncate_prompt_tokens must be -1 or at least 1, got 0", param="truncate_prompt_tokens")
+        if self.best_of is not None:
+            _integer("best_of", self.best_of, self.n, MAX_N)
+        self._check_lists()
+
+    def _check_lists(self) -> None:
+        for name, values in (("stop", self.stop_list), ("bad_words", self.bad_words or [])):
+            if not isinstance(values, list):
+                raise ParameterError(f"{name} must be a list of strings, got {type(values).__name__}", param=name)
+            if len(values) > MAX_STOP_STRINGS:
+                raise ParameterError(f"{name} may hold at most {MAX_STOP_STRINGS} strings, got {len(values)}", param=name)
+            for text in values:
+                if not isinstance(text, str):
+                    raise ParameterError(f"{name} must hold strings, got {text!r}", param=name)
+                if not text or (name == "bad_words" and not text.strip()):
+                    raise ParameterError(f"{name} must not hold an empty string", param=name)
+        if self.stop_token_ids is not None:
+            _token_list("stop_token_ids", self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            _token_list("allowed_token_ids", self.allowed_token_ids)
+            if not self.allowed_token_ids:
+                raise ParameterError("allowed_token_ids must not be empty", param="allowed_token_ids")
+        if self.logit_bias is not None:
+            if not isinstance(self.logit_bias, dict):
+                raise ParameterError("logit_bias must map token ids to numbers", param="logit_bias")
+            for token, bias in self.logit_bias.items():
+                _integer("logit_bias", token, 0, INT32_MAX)
+                _number("logit_bias", bias, -100, 100)
+
+    @property
+    def stop_list(self) -> list[str]:
+        """`stop` as a list."""
+        if self.stop is None:
+            return []
+        return [self.stop] if isinstance(self.stop, str) else self.stop
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature < GREEDY_TEMPERATURE
+
+    def check_vocab(self, vocab_size: int) -> None:
+        """Refuse token ids that the model does not have."""
+        for name in ("stop_token_ids", "allowed_token_ids", "logit_bias"):
+            for token in getattr(self, name) or ():
+                if not 0 <= token < vocab_size:
+                    raise ParameterError(
+                        f"{name} holds token id {token}; the vocabulary has ids 0 to {vocab_size - 1}", param=name
+                    )
+
+
+class EngineRequest(msgspec.Struct, array_like=True):
+    """One sequence to generate, as the engine takes it: everything resolved, every id unique.
+
+    `seed` is set when the choice must be reproducible, else the engine draws one. `bad_words_ids` are the token
+    sequences of `params.bad_words`. `max_tokens` is final: prompt plus it fits max_model_len.
+    `cached_prompt` False makes the request ignore prefix-cache hits (it still fills the cache).
+    """
+
+    request_id: str
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    max_tokens: int
+    eos_token_ids: list[int] = []
+    seed: int | None = None
+    bad_words_ids: list[list[int]] = []
+    priority: int = 0
+    arrival_time: float = 0.0
+    cache_salt: str | None = None
+    adapter: tuple[str, int] | None = None
+    cached_prompt: bool = True
+
+
+class TokenLogprobs(msgspec.Struct, array_like=True):
+    """Log-probabilities at one position: the chosen token first, then the best k in order. `rank` counts from 1."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+#: Finish reasons that the engine gives: "stop" (a stop token; `stop_reason` holds it, None for EOS), "length",
+#: "abort" (asked for by the client) and "error" (`error` says why).
+class EngineOutput(msgspec.Struct, array_like=True):
+    """News about one request after a step. `prompt_logprobs` comes once, with the first token; its first entry is None."""
+
+    request_id: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprobs] | None = None
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+    num_cached_tokens: int = 0
+    error: str | None = None
+
+
+class EngineStats(msgspec.Struct, array_like=True):
+    """Gauges and counters of the engine, sent with outputs and after aborts. Counters only grow."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_free_blocks: int = 0
+    num_used_blocks: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    prefix_cache_queries: int = 0
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+    kv_tokens_held: int = 0
+    kv_slots_held: int = 0
+    num_steps: int = 0
+    reference_ops: list[str] = []
+
+
+class StepOutputs(msgspec.Struct, array_like=True):
+    """Everything that one engine step has to say."""
+
+    outputs: list[EngineOutput]
+    stats: EngineStats
