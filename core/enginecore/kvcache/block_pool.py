@@ -1,0 +1,140 @@
+"""The pool of KV blocks: reference counts, the prefix index and least-recently-used eviction.
+
+A block is in exactly one of three states:
+
+    free         no owner, no identity                        -> taken first
+    cached-free  no owner, but its content may be asked for   -> taken next, least recently used first
+    in use       `ref_count` owners, more than one when sequences agree
+
+Identities (hashes) point at blocks in use or cached-free. Nothing here knows what a block holds.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable
+from typing import Protocol
+
+
+class BlockObserver(Protocol):
+    """Told of changes of the prefix index (for events and for explanations)."""
+
+    def stored(self, block: int, block_hash: bytes) -> None: ...
+
+    def removed(self, block: int, block_hash: bytes) -> None: ...
+
+    def cleared(self) -> None: ...
+
+
+class BlockPool:
+    """`num_blocks` blocks, numbered from 0. Every call is O(blocks named)."""
+
+    def __init__(self, num_blocks: int, observer: BlockObserver | None = None) -> None:
+        self.num_blocks = num_blocks
+        self._ref = [0] * num_blocks
+        self._hash: list[bytes | None] = [None] * num_blocks
+        self._index: dict[bytes, int] = {}
+        self._free = list(range(num_blocks - 1, -1, -1))
+        self._cached_free: OrderedDict[int, None] = OrderedDict()
+        self._observer = observer
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that `allocate` can hand out: free and cached-free."""
+        return len(self._free) + len(self._cached_free)
+
+    @property
+    def num_cached(self) -> int:
+        """Blocks with an identity."""
+        return len(self._index)
+
+    def ref_count(self, block: int) -> int:
+        return self._ref[block]
+
+    def hash_of(self, block: int) -> bytes | None:
+        return self._hash[block]
+
+    def allocate(self, count: int) -> list[int] | None:
+        """`count` blocks with one owner each and no identity, or None (and nothing taken) when there are too few."""
+        if count > len(self._free) + len(self._cached_free):
+            return None
+        free, blocks = self._free, []
+        for _ in range(count):
+            if free:
+                block = free.pop()
+            else:
+                block, _ = self._cached_free.popitem(last=False)
+                self._forget(block)
+            self._ref[block] = 1
+            blocks.append(block)
+        return blocks
+
+    def lookup(self, block_hash: bytes) -> int | None:
+        """The block with this identity; it is not taken."""
+        return self._index.get(block_hash)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Add an owner to each block."""
+        for block in blocks:
+            if self._ref[block] == 0:
+                del self._cached_free[block]  # KeyError: the block is free, and sharing it would be a bug
+            self._ref[block] += 1
+
+    def is_cached_free(self, block: int) -> bool:
+        return self._ref[block] == 0 and self._hash[block] is not None
+
+    def release(self, blocks: Iterable[int]) -> None:
+        """Take an owner from each block. Pass a sequence's blocks last one first: then its tail is evicted before the
+        prefix that others are likelier to ask for."""
+        for block in blocks:
+            count = self._ref[block] - 1
+            if count < 0:
+                raise ValueError(f"block {block} is released more often than it was taken")
+            self._ref[block] = count
+            if count == 0:
+                if self._hash[block] is None:
+                    self._free.append(block)
+                else:
+                    self._cached_free[block] = None
+
+    def set_hash(self, block: int, block_hash: bytes) -> None:
+        """Give a full block its identity. If another block has it already, that one stays the one that is found."""
+        if self._hash[block] is not None or block_hash in self._index:
+            return
+        self._hash[block] = block_hash
+        self._index[block_hash] = block
+        if self._observer is not None:
+            self._observer.stored(block, block_hash)
+
+    def reset_cache(self) -> int:
+        """Forget every identity; blocks in use stay in use. Returns how many were forgotten."""
+        forgotten = len(self._index)
+        for block in self._index.values():
+            self._hash[block] = None
+        self._index.clear()
+        self._free.extend(self._cached_free)
+        self._cached_free.clear()
+        if self._observer is not None:
+            self._observer.cleared()
+        return forgotten
+
+    def _forget(self, block: int) -> None:
+        block_hash = self._hash[block]
+        if block_hash is None:
+            return
+        self._hash[block] = None
+        del self._index[block_hash]
+        if self._observer is not None:
+            self._observer.removed(block, block_hash)
+
+    def check(self) -> None:
+        """Raise AssertionError when an invariant is broken. For tests; O(num_blocks)."""
+        free, cached = set(self._free), set(self._cached_free)
+        assert len(free) == len(self._free), "a block is in the free list twice"
+        assert not free & cached, "a block is free and cached-free"
+        for block in range(self.num_blocks):
+            in_use = self._ref[block] > 0
+            assert in_use != (block in free or block in cached), f"block {block} is lost or has two states"
+            assert not (block in free and self._hash[block]), f"free block {block} has an identity"
+        for block_hash, block in self._index.items():
+            assert self._hash[block] == block_hash, f"the index and block {block} disagree"

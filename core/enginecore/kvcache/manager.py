@@ -1,0 +1,145 @@
+"""Block tables of sequences: prefix match, growth, fork with copy-on-write, release.
+
+A sequence's table maps token position p to block `blocks[p // block_size]`, slot `p % block_size`:
+
+    tokens   0 ........ 15 | 16 ....... 31 | 32 .. 37
+    blocks   [7] shared    | [3] shared    | [9] own, 6 of 16 slots hold a token
+    hashes   h0            | h1            | none until it is full
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from enginecore.kvcache.block_pool import BlockPool
+from enginecore.kvcache.hashing import block_hashes
+
+
+@dataclass
+class BlockTable:
+    """The blocks of one sequence. `hashes` are identities of its full blocks so far, `root` the chain's parent.
+
+    `num_published` full blocks have been offered to the prefix index. `may_share_tail` is set by a fork: the next write
+    must check whether the block it goes to has another owner.
+    """
+
+    root: bytes
+    blocks: list[int] = field(default_factory=list)
+    hashes: list[bytes] = field(default_factory=list)
+    num_published: int = 0
+    may_share_tail: bool = False
+
+
+class KVCacheManager:
+    """Hands out blocks of one pool to sequences. Counts prefix-cache queries and hits in tokens."""
+
+    def __init__(self, pool: BlockPool, block_size: int, *, prefix_caching: bool) -> None:
+        self.pool = pool
+        self.block_size = block_size
+        self.prefix_caching = prefix_caching
+        self.queries = 0
+        self.hits = 0
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+    def match(self, table: BlockTable, token_ids: list[int]) -> int:
+        """Tokens at the start of `token_ids` whose blocks are cached. The last token never counts: it must be computed
+        to have something to sample from. Takes nothing; `attach` does."""
+        if not self.prefix_caching:
+            return 0
+        if not table.hashes:
+            table.hashes = block_hashes(table.root, token_ids, self.block_size)
+        limit = (len(token_ids) - 1) // self.block_size
+        lookup, found = self.pool.lookup, 0
+        for block_hash in table.hashes[:limit]:
+            if lookup(block_hash) is None:
+                break
+            found += 1
+        return found * self.block_size
+
+    def attach(self, table: BlockTable, num_tokens: int, needed_blocks: int) -> bool:
+        """Start a table with `num_tokens` matched tokens and fresh blocks up to `needed_blocks` in all; False (and
+        nothing taken) when the pool has too few."""
+        shared = [self.pool.lookup(block_hash) for block_hash in table.hashes[: num_tokens // self.block_size]]
+        blocks = [block for block in shared if block is not None]
+        self.pool.share(blocks)
+        fresh = self.pool.allocate(needed_blocks - len(blocks))
+        if fresh is None:
+            self.pool.release(reversed(blocks))
+            return False
+        table.blocks = blocks + fresh
+        table.num_published = len(blocks)
+        return True
+
+    def can_attach(self, table: BlockTable, num_tokens: int, needed_blocks: int, spare: int) -> bool:
+        """Whether `attach` would leave at least `spare` blocks. Matched blocks that nobody uses count as taken."""
+        matched = table.hashes[: num_tokens // self.block_size]
+        revived = 0
+        for block_hash in matched:
+            block = self.pool.lookup(block_hash)
+            if block is not None and self.pool.is_cached_free(block):
+                revived += 1
+        return needed_blocks - len(matched) + revived + spare <= self.pool.num_free
+
+    def count_query(self, num_tokens: int, num_hit: int) -> None:
+        if self.prefix_caching:
+            self.queries += num_tokens
+            self.hits += num_hit
+
+    def grow(self, table: BlockTable, needed_blocks: int) -> list[int] | None:
+        """Blocks added so that the table has `needed_blocks`; None when the pool has too few."""
+        fresh = self.pool.allocate(needed_blocks - len(table.blocks))
+        if fresh is not None:
+            table.blocks += fresh
+        return fresh
+
+    def publish(self, table: BlockTable, new_token_ids: list[int], num_computed: int) -> None:
+        """Offer full, computed blocks to the prefix index. `new_token_ids` are the tokens of the full blocks that
+        `table.hashes` does not cover yet."""
+        if not self.prefix_caching:
+            return
+        if new_token_ids:
+            parent = table.hashes[-1] if table.hashes else table.root
+            table.hashes += block_hashes(parent, new_token_ids, self.block_size)
+        full = num_computed // self.block_size
+        for i in range(table.num_published, full):
+            self.pool.set_hash(table.blocks[i], table.hashes[i])
+        table.num_published = max(table.num_published, full)
+
+    def fork(self, table: BlockTable) -> BlockTable:
+        """A second sequence with the same tokens: all blocks shared, the partial last one included."""
+        self.pool.share(table.blocks)
+        table.may_share_tail = True
+        return BlockTable(table.root, list(table.blocks), list(table.hashes), table.num_published, may_share_tail=True)
+
+    def make_writable(self, table: BlockTable, first: int, last: int) -> list[tuple[int, int, int]] | None:
+        """Before tokens at positions `first` to `last` are written: replace each block there that has another owner.
+
+        Returns (index in the table, source block, new block) for each, to be copied by the device before the step;
+        None when the pool has too few blocks (nothing changed).
+        """
+        if not table.may_share_tail:
+            return []
+        shared = [
+            i
+            for i in range(first // self.block_size, min(last // self.block_size + 1, len(table.blocks)))
+            if self.pool.ref_count(table.blocks[i]) > 1
+        ]
+        fresh = self.pool.allocate(len(shared))
+        if fresh is None:
+            return None
+        copies = []
+        for i, new in zip(shared, fresh, strict=True):
+            copies.append((i, table.blocks[i], new))
+            self.pool.release([table.blocks[i]])
+            table.blocks[i] = new
+        table.may_share_tail = False
+        return copies
+
+    def free(self, table: BlockTable) -> None:
+        """Release all blocks; full ones that were published stay in the prefix index until evicted."""
+        self.pool.release(reversed(table.blocks))
+        table.blocks = []
+        table.num_published = 0
+        table.may_share_tail = False

@@ -1,0 +1,112 @@
+"""The persistent batch: what the runner remembers of each slot between steps, as host arrays, and one step's inputs.
+
+Shape suffixes: S slots, L longest sequence, B block-table width, N rows of the plan, T tokens of the step, R logits rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from enginecore.device import RuntimeBatch
+from enginecore.request import EngineRequest
+from enginecore.scheduler.plan import NewRequest, StepPlan
+
+
+@dataclass(frozen=True)
+class StepInputs:
+    """`batch.logits_indices` lists the sampling rows' last tokens first, in row order, then for each (row, first
+    position, count) of `prompt_rows` the tokens whose logits predict prompt positions first .. first + count - 1."""
+
+    batch: RuntimeBatch
+    sample_rows: list[int]
+    prompt_rows: list[tuple[int, int, int]]
+
+
+class PersistentBatch:
+    """Token ids, block tables and lengths by slot. Memory grows with what is touched: the arrays start as zero pages."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
+        self.block_size = block_size
+        width = -(-max_model_len // block_size)
+        self.tokens_SL = np.zeros((max_num_seqs, max_model_len + 1), np.int64)
+        self.block_table_SB = np.zeros((max_num_seqs, width), np.int32)
+        self.num_prompt_S = np.zeros(max_num_seqs, np.int64)
+        self.requests: list[EngineRequest | None] = [None] * max_num_seqs
+        #: Next prompt position whose log-probability is owed, by slot.
+        self.prompt_logprobs_at: dict[int, int] = {}
+
+    def apply(self, plan: StepPlan) -> None:
+        """Take in what changed since the last step."""
+        for new in plan.new:
+            self._enter(new)
+        for slot, first, blocks in plan.block_updates:
+            self.block_table_SB[slot, first : first + len(blocks)] = blocks
+
+    def _enter(self, new: NewRequest) -> None:
+        self.tokens_SL[new.slot, : len(new.token_ids)] = new.token_ids
+        self.num_prompt_S[new.slot] = new.num_prompt
+        self.requests[new.slot] = new.request
+        self.prompt_logprobs_at.pop(new.slot, None)
+        if new.prompt_logprobs_from is not None:
+            self.prompt_logprobs_at[new.slot] = new.prompt_logprobs_from + 1
+
+    def request(self, slot: int) -> EngineRequest:
+        request = self.requests[slot]
+        assert request is not None, f"slot {slot} is empty"
+        return request
+
+    def inputs(self, plan: StepPlan) -> StepInputs:
+        """The step as flat arrays: row after row, each row's tokens in order."""
+        slots, counts, starts = plan.slots_N, plan.num_new_N, plan.starts_N
+        query_start_loc = np.zeros(len(slots) + 1, np.int32)
+        np.cumsum(counts, out=query_start_loc[1:])
+        total = int(query_start_loc[-1])
+        slots_T = np.repeat(slots, counts)
+        positions_T = np.arange(total) - np.repeat(query_start_loc[:-1] - starts, counts)
+        seq_lens = starts + counts
+        width = -(-int(seq_lens.max()) // self.block_size)
+        blocks_T = self.block_table_SB[slots_T, positions_T // self.block_size].astype(np.int64)
+        sample_rows = np.flatnonzero(plan.samples_N)
+        logits_indices, prompt_rows = self._prompt_rows(plan, query_start_loc)
+        last = query_start_loc[1:][sample_rows] - 1
+        return StepInputs(
+            batch=RuntimeBatch(
+                token_ids=self.tokens_SL[slots_T, positions_T],
+                positions=positions_T,
+                query_start_loc=query_start_loc,
+                seq_lens=seq_lens.astype(np.int32),
+                block_table=self.block_table_SB[slots, :width],
+                slot_mapping=blocks_T * self.block_size + positions_T % self.block_size,
+                logits_indices=np.concatenate([last.astype(np.int64), *logits_indices]),
+                request_ids=[self.request(slot).request_id for slot in slots.tolist()],
+            ),
+            sample_rows=sample_rows.tolist(),
+            prompt_rows=prompt_rows,
+        )
+
+    def _prompt_rows(
+        self, plan: StepPlan, query_start_loc: np.ndarray
+    ) -> tuple[list[np.ndarray], list[tuple[int, int, int]]]:
+        indices: list[np.ndarray] = []
+        rows: list[tuple[int, int, int]] = []
+        if not self.prompt_logprobs_at:
+            return indices, rows
+        for row, slot in enumerate(plan.slots_N.tolist()):
+            first = self.prompt_logprobs_at.get(slot)
+            if first is None:
+                continue
+            start, end = int(plan.starts_N[row]), int(plan.starts_N[row] + plan.num_new_N[row])
+            stop = min(end + 1, int(self.num_prompt_S[slot]))
+            if stop > first:
+                rows.append((row, first, stop - first))
+                indices.append(np.arange(first - 1, stop - 1) - start + int(query_start_loc[row]))
+                self.prompt_logprobs_at[slot] = stop
+            if stop >= self.num_prompt_S[slot]:
+                del self.prompt_logprobs_at[slot]
+        return indices, rows
+
+    def append(self, slots: list[int], positions: list[int], token_ids: list[int]) -> None:
+        """Remember sampled tokens: they are the inputs of the next step."""
+        self.tokens_SL[slots, positions] = token_ids

@@ -1,0 +1,57 @@
+"""Two ways to run a step's model: our layers over a backend's kernels, or a backend's own whole-model runtime."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from enginecore.device import AttentionMetadata, Backend, ModelRuntime, RuntimeBatch
+from enginecore.models.loader import Model
+
+
+class StepModel(Protocol):
+    def execute(self, batch: RuntimeBatch) -> torch.Tensor:
+        """float32 logits [R, V] of `batch.logits_indices`, or int64 token ids [R] already chosen."""
+
+
+class PagedModel:
+    """A loaded model with its KV caches on a backend."""
+
+    def __init__(self, model: Model, backend: Backend, kv_caches: list[torch.Tensor]) -> None:
+        assert backend.attention is not None
+        self._model = model
+        self._attention = backend.attention
+        self._device = backend.torch_device()
+        self._kv_caches = kv_caches
+
+    def _to_device(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    def execute(self, batch: RuntimeBatch) -> torch.Tensor:
+        metadata = AttentionMetadata(
+            query_start_loc=self._to_device(batch.query_start_loc),
+            seq_lens=self._to_device(batch.seq_lens),
+            block_table=self._to_device(batch.block_table),
+            slot_mapping=self._to_device(batch.slot_mapping),
+            max_query_len=int(np.diff(batch.query_start_loc).max()),
+            max_seq_len=int(batch.seq_lens.max()),
+        )
+        return self._model.forward(
+            self._to_device(batch.token_ids),
+            self._to_device(batch.positions),
+            self._attention.build_metadata(metadata),
+            self._kv_caches,
+            self._to_device(batch.logits_indices),
+        )
+
+
+class RuntimeModel:
+    """A backend that runs whole models itself."""
+
+    def __init__(self, runtime: ModelRuntime) -> None:
+        self._runtime = runtime
+
+    def execute(self, batch: RuntimeBatch) -> torch.Tensor:
+        return torch.from_numpy(self._runtime.execute(batch))

@@ -1,0 +1,78 @@
+"""The model runner: one step of the plan, on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+
+from enginecore.ops.dispatch import Ops
+from enginecore.runner.batch import PersistentBatch, StepInputs
+from enginecore.runner.model import StepModel
+from enginecore.runner.sampler import Sampler
+from enginecore.scheduler.plan import StepPlan, StepResult
+
+
+
+class ModelRunner:
+    """Keeps the persistent batch, runs the model, samples. The only place where a plan meets tensors."""
+
+    def __init__(
+        self,
+        model: StepModel,
+        *,
+        device: torch.device,
+        ops: Ops,
+        vocab_size: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        block_size: int,
+    ) -> None:
+        self._model = model
+        self._batch = PersistentBatch(max_num_seqs, max_model_len, block_size)
+        self._sampler = Sampler(max_num_seqs, vocab_size, device, ops)
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        """Run a plan that is not empty; blocks until its tokens are known."""
+        self._batch.apply(plan)
+        for new in plan.new:
+            self._sampler.enter(new)
+        inputs = self._batch.inputs(plan)
+        result = self._model.execute(inputs.batch)
+        if result.dtype == torch.int64:
+            token_ids: list[int] = result.tolist()
+            self._remember(plan, inputs, token_ids)
+            return StepResult(token_ids)
+        return self._sample(plan, inputs, result)
+
+    def _sample(self, plan: StepPlan, inputs: StepInputs, logits_RV: torch.Tensor) -> StepResult:
+        rows = inputs.sample_rows
+        prompt_logprobs = {}
+        at = len(rows)
+        for row, first, count in inputs.prompt_rows:
+            slot = int(plan.slots_N[row])
+            targets = self._batch.tokens_SL[slot, first : first + count].tolist()
+            params = self._batch.request(slot).params
+            prompt_logprobs[row] = self._sampler.prompt_logprobs(logits_RV[at : at + count], params, targets)
+            at += count
+        if not rows:
+            return StepResult([], prompt_logprobs=prompt_logprobs)
+        slots = plan.slots_N[rows].tolist()
+        lengths = (plan.starts_N + plan.num_new_N)[rows]
+        token_ids, logprobs, errors = self._sampler.sample(
+            logits_RV[: len(rows)], slots, lengths, self._batch.num_prompt_S[slots], self._batch.tokens_SL
+        )
+        self._remember(plan, inputs, token_ids)
+        return StepResult(
+            token_ids,
+            logprobs={rows[i]: entry for i, entry in logprobs.items()},
+            prompt_logprobs=prompt_logprobs,
+            errors={rows[i]: text for i, text in errors.items()},
+        )
+
+    def _remember(self, plan: StepPlan, inputs: StepInputs, token_ids: list[int]) -> None:
+        rows = np.array(inputs.sample_rows, np.int64)
+        if len(rows):
+            slots = plan.slots_N[rows]
+            self._batch.append(slots.tolist(), (plan.starts_N + plan.num_new_N)[rows].tolist(), token_ids)

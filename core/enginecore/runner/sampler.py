@@ -1,0 +1,124 @@
+"""From logits to tokens and log-probabilities.
+
+Log-probabilities are the raw log-softmax of the model's logits, before rules and temperature. A row's token depends on
+its own logits, parameters, seed and output position only, never on the rest of the batch.
+
+Shape suffixes: S slots, R logits rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from enginecore.ops.dispatch import Ops
+from enginecore.request import SamplingParams, TokenLogprobs
+from enginecore.runner.logit_rules import LogitRules, needs_rules
+from enginecore.scheduler.plan import NewRequest
+from enginecore.scheduler.random import uniforms
+
+
+class Sampler:
+    """Keeps each slot's sampling parameters as arrays, and the logit rules of the slots that have any."""
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device, ops: Ops) -> None:
+        self._vocab_size = vocab_size
+        self._device = device
+        self._ops = ops
+        self._temperature_S = np.zeros(max_num_seqs, np.float32)
+        self._top_p_S = np.ones(max_num_seqs, np.float32)
+        self._min_p_S = np.zeros(max_num_seqs, np.float32)
+        self._top_k_S = np.zeros(max_num_seqs, np.int64)
+        self._seed_S = np.zeros(max_num_seqs, np.uint64)
+        self._logprobs_S = np.full(max_num_seqs, -1, np.int64)
+        self._rules: dict[int, LogitRules] = {}
+
+    def enter(self, new: NewRequest) -> None:
+        params, slot = new.request.params, new.slot
+        greedy = params.greedy or params.top_k == 1
+        self._temperature_S[slot] = 0.0 if greedy else params.temperature
+        self._top_p_S[slot] = params.top_p
+        self._min_p_S[slot] = params.min_p
+        self._top_k_S[slot] = max(params.top_k, 0)
+        self._seed_S[slot] = new.seed % 2**64
+        self._logprobs_S[slot] = -1 if params.logprobs is None else params.logprobs
+        self._rules.pop(slot, None)
+        if needs_rules(new.request):
+            self._rules[slot] = LogitRules(
+                new.request, new.token_ids, new.num_prompt, self._vocab_size, self._device
+            )
+
+    def sample(
+        self, logits_RV: torch.Tensor, slots: list[int], lengths: np.ndarray, num_prompt: np.ndarray, tokens_SL: np.ndarray
+    ) -> tuple[list[int], dict[int, TokenLogprobs], dict[int, str]]:
+        """Tokens, log-probabilities and errors of the rows; the dicts are keyed by index into `slots`.
+
+        `lengths` are the tokens each sequence has so far. May overwrite `logits_RV`.
+        """
+        wanted = self._logprobs_S[slots]
+        rows_with_logprobs = np.flatnonzero(wanted >= 0)
+        logprobs_QV = None
+        if len(rows_with_logprobs):
+            logprobs_QV = torch.log_softmax(logits_RV[torch.from_numpy(rows_with_logprobs).to(self._device)], dim=-1)
+        if self._rules:
+            for row, slot in enumerate(slots):
+                rules = self._rules.get(slot)
+                if rules is not None:
+                    rules.apply(logits_RV[row], tokens_SL[slot, : lengths[row]].tolist())
+        ids_R = self._choose(logits_RV, slots, lengths - num_prompt)
+        chosen_R = logits_RV.gather(1, ids_R.clamp(min=0).unsqueeze(1)).squeeze(1)
+        token_ids: list[int] = ids_R.tolist()
+        errors = {}
+        if not bool((torch.isfinite(chosen_R) & (ids_R >= 0)).all()):
+            errors = _explain(chosen_R.tolist(), token_ids)
+        if self._rules:
+            for slot, token in zip(slots, token_ids, strict=True):
+                if slot in self._rules and token >= 0:
+                    self._rules[slot].chosen(token)
+        logprobs: dict[int, TokenLogprobs] = {}
+        if logprobs_QV is not None:
+            rows = rows_with_logprobs.tolist()
+            chosen = [max(token_ids[row], 0) for row in rows]
+            entries = top_logprobs(logprobs_QV, chosen, wanted[rows_with_logprobs].tolist())
+            logprobs = dict(zip(rows, entries, strict=True))
+        return token_ids, logprobs, errors
+
+    def _choose(self, logits_RV: torch.Tensor, slots: list[int], positions: np.ndarray) -> torch.Tensor:
+        temperature_R = self._temperature_S[slots]
+        if not temperature_R.any():
+            return logits_RV.argmax(dim=-1)
+        uniform_R = uniforms(self._seed_S[slots], positions.astype(np.uint64))
+        arrays = (temperature_R, self._top_k_S[slots], self._top_p_S[slots], self._min_p_S[slots], uniform_R)
+        chosen: torch.Tensor = self._ops.sample(logits_RV, *(torch.from_numpy(a).to(self._device) for a in arrays))
+        return chosen
+
+    def prompt_logprobs(self, logits_PV: torch.Tensor, params: SamplingParams, targets: list[int]) -> list[TokenLogprobs]:
+        """Log-probabilities of prompt tokens: row i of `logits_PV` predicts `targets[i]`."""
+        logprobs_PV = torch.log_softmax(logits_PV, dim=-1)
+        return top_logprobs(logprobs_PV, targets, [params.prompt_logprobs or 0] * len(targets))
+
+
+def top_logprobs(logprobs_QV: torch.Tensor, chosen: list[int], counts: list[int]) -> list[TokenLogprobs]:
+    """For each row the chosen token, then its `counts` best, best first."""
+    chosen_Q1 = torch.tensor(chosen, device=logprobs_QV.device).unsqueeze(1)
+    value_Q1 = logprobs_QV.gather(1, chosen_Q1)
+    rank_Q = (logprobs_QV > value_Q1).sum(dim=1) + 1
+    most = min(max(counts), logprobs_QV.shape[1])
+    best = logprobs_QV.topk(most, dim=1) if most else None
+    values, ranks = value_Q1.squeeze(1).tolist(), rank_Q.tolist()
+    best_ids = best.indices.tolist() if best is not None else [[]] * len(chosen)
+    best_values = best.values.tolist() if best is not None else [[]] * len(chosen)
+    return [
+        TokenLogprobs([chosen[i], *best_ids[i][: counts[i]]], [values[i], *best_values[i][: counts[i]]], ranks[i])
+        for i in range(len(chosen))
+    ]
+
+
+def _explain(chosen: list[float], token_ids: list[int]) -> dict[int, str]:
+    errors = {}
+    for row, (value, token) in enumerate(zip(chosen, token_ids, strict=True)):
+        if value != value or token < 0:
+            errors[row] = "the model returned logits that are not numbers"
+        elif value == float("-inf"):
+            errors[row] = "no token is left to choose from: the request's bans exclude them all"
+    return errors

@@ -1,0 +1,66 @@
+"""What one step is to do (`StepPlan`) and what came of it (`StepResult`). Host arrays only.
+
+Shape suffix: N rows of the plan, one a scheduled sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from enginecore.request import EngineRequest, TokenLogprobs
+
+IntArray = npt.NDArray[np.int64]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class NewRequest:
+    """A sequence that enters `slot` (for the first time, or again after preemption) with all its tokens so far.
+
+    `prompt_logprobs_from` is the first position whose prompt log-probabilities are still owed, None for none.
+    """
+
+    slot: int
+    request: EngineRequest
+    token_ids: list[int]
+    num_prompt: int
+    seed: int
+    prompt_logprobs_from: int | None
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """Row i computes `num_new_N[i]` tokens of the sequence in `slots_N[i]`, from position `starts_N[i]` on; if
+    `samples_N[i]`, the last of them is the sequence's last token and a next one is sampled.
+
+    `new` and `block_updates` (slot, first index, block ids) come before the step.
+    """
+
+    slots_N: IntArray
+    starts_N: IntArray
+    num_new_N: IntArray
+    samples_N: BoolArray
+    new: list[NewRequest] = field(default_factory=list)
+    block_updates: list[tuple[int, int, list[int]]] = field(default_factory=list)
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.num_new_N.sum())
+
+    @property
+    def empty(self) -> bool:
+        return len(self.slots_N) == 0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """`token_ids` holds one id for each sampling row, in row order. The dicts are keyed by row; `prompt_logprobs[i]`
+    covers positions starts[i] + 1 and on, as far as they are prompt. A row in `errors` has no usable token."""
+
+    token_ids: list[int]
+    logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)

@@ -1,0 +1,95 @@
+"""The running table: one row (slot) a running sequence, as arrays, so that a step costs little a sequence.
+
+Shape suffixes: S slots, L longest sequence, X stop-token columns.
+"""
+
+from __future__ import annotations
+
+import bisect
+
+import numpy as np
+
+from enginecore.scheduler.plan import IntArray
+from enginecore.scheduler.sequence import Sequence
+
+#: Stop tokens that are compared as arrays; a request with more is checked on its own.
+STOP_COLUMNS = 8
+
+
+class RunningTable:
+    """Rows are valid for the slots in `order`, which lists them in scheduling order (first served first)."""
+
+    def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
+        self.tokens_SL = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self.num_tokens_S = np.zeros(max_num_seqs, np.int64)
+        self.num_computed_S = np.zeros(max_num_seqs, np.int64)
+        self.num_blocks_S = np.zeros(max_num_seqs, np.int64)
+        self.max_total_S = np.zeros(max_num_seqs, np.int64)
+        self.stop_SX = np.full((max_num_seqs, STOP_COLUMNS), -1, np.int64)
+        self.sequences: list[Sequence | None] = [None] * max_num_seqs
+        self.many_stops: dict[int, frozenset[int]] = {}
+        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._keys: list[tuple[int, int, int]] = []
+        self._order: IntArray | None = None
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    @property
+    def has_free_slot(self) -> bool:
+        return bool(self._free_slots)
+
+    @property
+    def order(self) -> IntArray:
+        if self._order is None:
+            self._order = np.array([slot for _, _, slot in self._keys], np.int64)
+        return self._order
+
+    def sequence(self, slot: int) -> Sequence:
+        sequence = self.sequences[slot]
+        assert sequence is not None, f"slot {slot} is empty"
+        return sequence
+
+    def enter(self, sequence: Sequence, key: tuple[int, int], num_computed: int) -> int:
+        """Take a slot; `key` orders the sequence among the running."""
+        slot = self._free_slots.pop()
+        sequence.slot = slot
+        count = len(sequence.token_ids)
+        self.tokens_SL[slot, :count] = sequence.token_ids
+        self.num_tokens_S[slot] = count
+        self.num_computed_S[slot] = num_computed
+        self.num_blocks_S[slot] = len(sequence.table.blocks)
+        self.max_total_S[slot] = sequence.num_prompt + sequence.request.max_tokens
+        stops = _stop_tokens(sequence)
+        self.stop_SX[slot] = -1
+        if len(stops) <= STOP_COLUMNS:
+            self.stop_SX[slot, : len(stops)] = sorted(stops)
+        else:
+            self.many_stops[slot] = stops
+        self.sequences[slot] = sequence
+        bisect.insort(self._keys, (*key, slot))
+        self._order = None
+        return slot
+
+    def leave(self, sequence: Sequence, key: tuple[int, int]) -> None:
+        """Give the slot back; the sequence takes its tokens along."""
+        slot = sequence.slot
+        sequence.token_ids = self.tokens(slot)
+        sequence.slot = -1
+        self.sequences[slot] = None
+        self.many_stops.pop(slot, None)
+        self._free_slots.append(slot)
+        del self._keys[bisect.bisect_left(self._keys, (*key, slot))]
+        self._order = None
+
+    def tokens(self, slot: int) -> list[int]:
+        ids: list[int] = self.tokens_SL[slot, : self.num_tokens_S[slot]].tolist()
+        return ids
+
+
+def _stop_tokens(sequence: Sequence) -> frozenset[int]:
+    request = sequence.request
+    stops = set(request.params.stop_token_ids or ())
+    if not request.params.ignore_eos:
+        stops.update(request.eos_token_ids)
+    return frozenset(stops)

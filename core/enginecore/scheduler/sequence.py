@@ -1,0 +1,46 @@
+"""One request in the scheduler's hands."""
+
+from __future__ import annotations
+
+from enginecore.kvcache import BlockTable, root_hash
+from enginecore.request import EngineRequest, TokenLogprobs
+
+
+class Sequence:
+    """Everything about a request that is not hot. While it runs, its tokens live in the running table's row `slot`;
+    while it waits, in `token_ids`."""
+
+    __slots__ = (
+        "arrival",
+        "cancelled",
+        "num_cached",
+        "num_preemptions",
+        "num_prompt",
+        "prompt_logprobs",
+        "request",
+        "seed",
+        "slot",
+        "table",
+        "token_ids",
+    )
+
+    def __init__(self, request: EngineRequest, arrival: int, seed: int) -> None:
+        self.request = request
+        self.arrival = arrival
+        self.seed = seed
+        self.slot = -1
+        self.token_ids: list[int] = request.prompt_token_ids
+        self.num_prompt = len(request.prompt_token_ids)
+        self.num_cached = -1
+        self.num_preemptions = 0
+        self.cancelled = False
+        self.table = BlockTable(root_hash(request.cache_salt, request.adapter))
+        #: None when not asked for or already delivered; else what has been collected so far.
+        self.prompt_logprobs: list[TokenLogprobs | None] | None = (
+            [None] if request.params.prompt_logprobs is not None else None
+        )
+
+    @property
+    def reads_cache(self) -> bool:
+        """A request that wants prompt log-probabilities must compute every prompt position."""
+        return self.request.cached_prompt and self.prompt_logprobs is None
