@@ -1,0 +1,67 @@
+"""The CPU backend: native kernels when they were compiled, plain torch otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from enginecore.device.backend import Backend
+from enginecore.device.manifest import BackendContext
+from enginecore.errors import DriverMissingError
+
+from enginecore_cpu import native, system
+from enginecore_cpu.memory import CpuMemory
+from enginecore_cpu.torch_path import TorchAttention, TorchOps, torch_capabilities
+
+
+class HostEvent:
+    """Work on a CPU is done when the call returns, so an event is always complete."""
+
+    def record(self) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+
+class CpuBackend(Backend):
+    """`options`: "kernels" ("native" or "torch") overrides the choice, for tests and comparisons."""
+
+    def __init__(self, ctx: BackendContext) -> None:
+        self.memory = CpuMemory()
+        self.num_threads = ctx.num_threads or system.cpu_budget().threads
+        torch.set_num_threads(self.num_threads)
+        wanted = ctx.options.get("kernels")
+        self._native = None if wanted == "torch" else native.load()
+        if wanted == "native" and self._native is None:
+            raise DriverMissingError("the CPU plugin was installed without compiled kernels")
+        self.set_device(ctx.index)
+        self.capabilities = torch_capabilities()
+        self.attention = TorchAttention(self.capabilities)
+        self.ops = TorchOps()
+
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def set_device(self, index: int) -> None:
+        if index != 0:
+            raise DriverMissingError(f"there is one CPU device, cpu:0; cpu:{index} does not exist")
+
+    def synchronize(self) -> None:
+        return None
+
+    def stream(self) -> Any:
+        return contextlib.nullcontext()
+
+    def event(self) -> HostEvent:
+        return HostEvent()
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def shutdown(self) -> None:
+        return None
