@@ -29,6 +29,7 @@ from enginecore.device.manifest import (
 from enginecore.device.memory import KVCacheLayout, KVCacheSpec, MemoryInfo, MemoryManager
 from enginecore.device.optable import Impl, OpQuery, OpTable
 from enginecore.device.runtime import ModelRuntime, ModelSpec, RuntimeBatch
+from enginecore.device.torch_build import torch_problem
 
 __all__ = [
     "CONTRACT_VERSION",
@@ -69,4 +70,5 @@ __all__ = [
     "contract_version",
     "hookimpl",
     "optional",
+    "torch_problem",
 ]

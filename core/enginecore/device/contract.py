@@ -43,7 +43,7 @@ def _compatible(base: Any, override: Any) -> bool:
     return all(has_default for name, _, has_default in given if name not in names)
 
 
-class Contract(ABC):
+class Contract(ABC):  # noqa: B024 (the abstract methods are those of its subclasses)
     """Checks, for each subclass, that methods which the contract names keep the contract's signature."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:

@@ -1,0 +1,33 @@
+"""The hooks of the simulated device. It is never chosen by `--device auto`."""
+
+from __future__ import annotations
+
+from enginecore import hookimpl
+from enginecore.device import Backend, BackendContext, Manifest, ProbeContext, ProbeResult, ProbeStatus
+
+
+@hookimpl
+def enginecore_manifest() -> Manifest:
+    return Manifest(
+        devices=("sim",),
+        distribution="enginecore-sim",
+        version="0.1.0",
+        contract="1.0",
+        summary="Simulated device: scripted tokens through a real paged cache, no weights",
+        accelerator=False,
+        auto=False,
+    )
+
+
+@hookimpl
+def enginecore_probe(ctx: ProbeContext) -> ProbeResult:
+    return ProbeResult(
+        status=ProbeStatus.AVAILABLE, reason="the simulated device is always there", details={"count": 1}
+    )
+
+
+@hookimpl
+def enginecore_create_backend(ctx: BackendContext) -> Backend:
+    from enginecore_sim.backend import SimBackend
+
+    return SimBackend(ctx)
