@@ -14,6 +14,7 @@ from enginecore.device import (
     MemoryManager,
 )
 from enginecore.errors import DriverMissingError
+
 from enginecore_sim.options import SimOptions
 from enginecore_sim.runtime import SimRuntime
 

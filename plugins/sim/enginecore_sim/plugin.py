@@ -21,9 +21,7 @@ def enginecore_manifest() -> Manifest:
 
 @hookimpl
 def enginecore_probe(ctx: ProbeContext) -> ProbeResult:
-    return ProbeResult(
-        status=ProbeStatus.AVAILABLE, reason="the simulated device is always there", details={"count": 1}
-    )
+    return ProbeResult(status=ProbeStatus.AVAILABLE, reason="a simulation is always there", details={"count": 1})
 
 
 @hookimpl

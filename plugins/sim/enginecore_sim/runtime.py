@@ -2,8 +2,8 @@
 
     cache [num_blocks * block_size]   one uint64 a slot: the entry e_p of `tokens.py`; blocks start poisoned
 
-A step writes the entries of its tokens by `slot_mapping`, continuing from what the cache holds for the token before, and
-reads each wanted position's whole history through the block table. What the scheduler or the block pool gets wrong
+A step writes the entries of its tokens by `slot_mapping`, continuing from what the cache holds for the token before,
+and reads each wanted position's whole history through the block table. What the scheduler or the block pool gets wrong
 therefore shows as wrong tokens, and what contradicts the contract outright raises InvalidBatchError.
 
 Shape suffixes: T tokens of the step, S sequences, B block-table width, R rows of logits, V vocabulary, C candidates.
@@ -16,8 +16,8 @@ import time
 from typing import Any
 
 import numpy as np
-
 from enginecore.device import ModelRuntime, ModelSpec, RuntimeBatch
+
 from enginecore_sim.options import SimOptions
 from enginecore_sim.tokens import BASE, EXIT_PROMPT, NUM_CANDIDATES, RAISE_PROMPT
 
@@ -101,7 +101,8 @@ class SimRuntime(ModelRuntime):
         _require(len(lens) <= spec.max_num_seqs, f"{len(lens)} sequences in a step of at most {spec.max_num_seqs}")
         _require(bool((lens <= spec.max_model_len).all()), f"a sequence is longer than {spec.max_model_len}")
         _require(
-            bool(((batch.token_ids >= 0) & (batch.token_ids < spec.vocab_size)).all()), "a token id has no meaning"
+            bool(((batch.token_ids >= 0) & (batch.token_ids < spec.vocab_size)).all()),
+            "a token id is outside the vocabulary",
         )
         query_lens = np.diff(starts)
         _require(bool((query_lens > 0).all()), "a sequence has no tokens in the step")
