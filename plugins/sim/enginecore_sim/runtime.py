@@ -38,17 +38,18 @@ class InvalidBatchError(RuntimeError):
 
 def mix(values: np.ndarray) -> np.ndarray:
     """`tokens.mix` over an array of uint64."""
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
+    mixed: np.ndarray = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    mixed = mixed ^ (mixed >> np.uint64(31))
+    return mixed
 
 
 class SimRuntime(ModelRuntime):
     def __init__(self, options: SimOptions) -> None:
         self._options = options
         self._spec: ModelSpec | None = None
-        self._cache = np.empty(0, dtype=np.uint64)
-        self._powers = np.empty(0, dtype=np.uint64)
+        self._cache: np.ndarray = np.empty(0, dtype=np.uint64)
+        self._powers: np.ndarray = np.empty(0, dtype=np.uint64)
         self._steps = 0
 
     def load(self, spec: ModelSpec, weights: Any) -> None:
@@ -74,7 +75,7 @@ class SimRuntime(ModelRuntime):
         readout_R = self._read(batch)
         self._take_time(len(batch.token_ids))
         offsets_C = np.arange(NUM_CANDIDATES, dtype=np.uint64)
-        ids_RC = (mix(readout_R[:, None] + offsets_C) % np.uint64(self._spec.vocab_size)).astype(np.int64)
+        ids_RC: np.ndarray = (mix(readout_R[:, None] + offsets_C) % np.uint64(self._spec.vocab_size)).astype(np.int64)
         if self._options.output == "tokens":
             return ids_RC[:, 0].copy()
         logits_RV = np.zeros((len(ids_RC), self._spec.vocab_size), dtype=np.float32)
@@ -100,10 +101,8 @@ class SimRuntime(ModelRuntime):
         _require(len(starts) == len(lens) + 1 == len(batch.block_table) + 1, "the sequences' arrays differ in length")
         _require(len(lens) <= spec.max_num_seqs, f"{len(lens)} sequences in a step of at most {spec.max_num_seqs}")
         _require(bool((lens <= spec.max_model_len).all()), f"a sequence is longer than {spec.max_model_len}")
-        _require(
-            bool(((batch.token_ids >= 0) & (batch.token_ids < spec.vocab_size)).all()),
-            "a token id is outside the vocabulary",
-        )
+        known_T = (batch.token_ids >= 0) & (batch.token_ids < spec.vocab_size)
+        _require(bool(known_T.all()), "a token id is outside the vocabulary")
         query_lens = np.diff(starts)
         _require(bool((query_lens > 0).all()), "a sequence has no tokens in the step")
         sequence_T = np.repeat(np.arange(len(lens)), query_lens)

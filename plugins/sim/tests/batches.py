@@ -19,7 +19,7 @@ def spec(num_blocks: int = 32, block_size: int = 16, max_model_len: int = 256) -
 
 @dataclass(frozen=True)
 class Part:
-    """Tokens `start` to `end` of one sequence, whose blocks are `blocks`. `wanted`: positions whose logits to return."""
+    """Tokens `start` to `end` of one sequence, whose blocks are `blocks`. `wanted`: positions whose logits count."""
 
     tokens: list[int]
     blocks: list[int]

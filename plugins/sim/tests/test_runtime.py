@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -55,7 +56,7 @@ def test_expected_tokens_ends_at_eos() -> None:
 def test_any_chunking_and_block_size_gives_the_expected_tokens(block_size: int, cuts: list[int]) -> None:
     runtime = loaded(block_size)
     edges = [0, *sorted(cuts), len(PROMPT)]
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in pairwise(edges):
         token = greedy(runtime, batch([Part(PROMPT, [5, 2, 9, 30, 7, 1, 3], start, end)], block_size))[0]
     assert token == expected_tokens(PROMPT, 1, vocab_size=VOCAB)[0]
 
@@ -86,7 +87,7 @@ def test_neighbours_do_not_matter() -> None:
 
 def test_a_sequence_may_continue_blocks_that_another_writes_in_the_same_step() -> None:
     runtime = loaded()
-    longer = PROMPT[:32] + [1, 2]
+    longer = [*PROMPT[:32], 1, 2]
     step = batch([Part(longer, [5, 2, 7], 32, 34), Part(PROMPT, BLOCKS, 0, 40)])
     assert greedy(runtime, step) == [expected_tokens(tokens, 1, vocab_size=VOCAB)[0] for tokens in (longer, PROMPT)]
 
@@ -150,10 +151,8 @@ def test_failures_by_step_and_by_token() -> None:
         runtime.execute(batch([Part(PROMPT, BLOCKS, 20, 40)]))
     with pytest.raises(SimulatedFailure):
         loaded().execute(batch([Part([9, 9, *RAISE_PROMPT, 9], [1], 0, 11)]))
-    half = len(RAISE_PROMPT) // 2  # the pattern over two sequences is no pattern
-    loaded().execute(
-        batch([Part(list(RAISE_PROMPT[:half]), [1], 0, half), Part(list(RAISE_PROMPT[half:]), [2], 0, half)])
-    )
+    first, second = list(RAISE_PROMPT[:4]), list(RAISE_PROMPT[4:])  # the pattern over two sequences is no pattern
+    loaded().execute(batch([Part(first, [1], 0, 4), Part(second, [2], 0, 4)]))
 
 
 def test_exit_prompt_ends_the_process() -> None:
