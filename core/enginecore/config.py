@@ -36,7 +36,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     `memory_utilization` f: this process may use f times what the device has for us (on a CPU: of physical memory or the
     cgroup's limit). `kv_cache_memory` (bytes) or `num_blocks` override the cache's part alone.
     `max_model_len` "auto" takes the longest that the cache can hold. `long_prefill_token_threshold` caps the tokens that
-    one prompt gets in a step (0: only the step's budget caps it).
+    one prompt gets in a step (0: only the step's budget caps it). `device_options` go to the plugin as they are.
     """
 
     model: str = DEFAULT_MODEL
@@ -63,7 +63,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     fuse: bool = True
     strict_ops: bool = False
     num_threads: int | None = None
-    stats: bool = True
+    device_options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "kv_cache_memory", "num_threads"):

@@ -1,0 +1,203 @@
+"""Building an engine: device, model, memory budget, KV cache, runner. The order is chosen so that what can be refused is
+refused before weights are read."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
+from enginecore.device import Backend, ModelSpec
+from enginecore.device.select import SelectedDevice, create_backend, select_device
+from enginecore.engine.engine import Engine
+from enginecore.engine.resolve import Choices, Settings, fit_blocks, resolve_max_model_len, resolve_settings
+from enginecore.errors import KVCacheTooSmall, UnsupportedError
+from enginecore.models.inspect import ModelShape, inspect_model
+from enginecore.models.loader import load_model
+from enginecore.models.store import ModelFiles, resolve_model
+from enginecore.ops.dispatch import Ops
+from enginecore.parallel.executor import InprocExecutor
+from enginecore.runner import ModelRunner
+from enginecore.runner.model import PagedModel, RuntimeModel, StepModel
+
+
+@dataclass
+class _Site:
+    """What the building steps share."""
+
+    args: EngineArgs
+    files: ModelFiles
+    selected: SelectedDevice
+    backend: Backend
+    settings: Settings
+    choices: Choices
+
+
+def build_engine(args: EngineArgs) -> tuple[Engine, ReadyInfo]:
+    """An engine that is ready to step, and what was decided on the way.
+
+    Raises ModelError, DeviceError kinds, UnsupportedError, KVCacheTooSmall or ParameterError, each with a fix.
+    """
+    begun = time.perf_counter()
+    choices = Choices()
+    files = resolve_model(args.model, allow_pickle=args.allow_pickle, trust_remote_code=args.trust_remote_code)
+    selected = select_device(args.device)
+    if args.device == "auto":
+        choices.note("device", selected.full_name, selected.probe.reason if selected.probe else "selected")
+    backend = create_backend(selected, num_threads=args.num_threads, options=args.device_options)
+    backend.set_device(selected.index)
+    settings = resolve_settings(args, selected, files.config, backend.capabilities.dtypes, choices)
+    site = _Site(args, files, selected, backend, settings, choices)
+    ops = Ops(backend.ops, strict=args.strict_ops)
+    if backend.runtime is not None:
+        model, config, ledger, caches = _load_runtime(site)
+    else:
+        model, config, ledger, caches = _load_paged(site, ops)
+    runner = ModelRunner(
+        model,
+        device=backend.torch_device(),
+        ops=ops,
+        vocab_size=config.vocab_size,
+        max_num_seqs=config.max_num_seqs,
+        max_model_len=config.max_model_len,
+        block_size=config.block_size,
+    )
+    engine = Engine(config, InprocExecutor(runner, backend, ops, caches))
+    ready = ReadyInfo(
+        config=config,
+        ledger=ledger,
+        device_summary=f"{selected.device} ({selected.plugin.label})",
+        load_seconds=time.perf_counter() - begun,
+        details=dict(selected.probe.details) if selected.probe else {},
+    )
+    return engine, ready
+
+
+def _load_runtime(site: _Site) -> tuple[StepModel, EngineConfig, dict[str, int], list[torch.Tensor]]:
+    """A backend that runs whole models keeps its own cache; block bytes are notional, so blocks come from the args."""
+    config, runtime = site.files.config, site.backend.runtime
+    assert runtime is not None
+    max_positions = int(config.get("max_position_embeddings") or 2**20)
+    max_model_len = resolve_max_model_len(site.args, max_positions, site.choices)
+    enough = -(-max_model_len // site.args.block_size) * site.settings.max_num_seqs
+    num_blocks, max_model_len = fit_blocks(
+        site.args, max_model_len, 1, enough, site.settings.max_num_seqs, site.choices
+    )
+    resolved = _engine_config(site, int(config["vocab_size"]), max_model_len, num_blocks)
+    spec = ModelSpec(
+        name=site.files.name,
+        config=config,
+        dtype=resolved.dtype,
+        vocab_size=resolved.vocab_size,
+        max_model_len=resolved.max_model_len,
+        max_num_seqs=resolved.max_num_seqs,
+        num_blocks=resolved.num_blocks,
+        block_size=resolved.block_size,
+    )
+    runtime.load(spec, None)
+    return RuntimeModel(runtime), resolved, {"runtime": runtime.memory_bytes()}, []
+
+
+def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str, int], list[torch.Tensor]]:
+    args, backend, settings = site.args, site.backend, site.settings
+    attention, memory = backend.attention, backend.memory
+    assert attention is not None
+    shape = inspect_model(site.files, settings.dtype)
+    _refuse_unsupported(site, shape)
+    max_model_len = resolve_max_model_len(args, shape.max_positions, site.choices)
+    spec = shape.kv_spec(args.block_size)
+    layout = attention.kv_cache_layout(spec)
+    block_bytes = layout.page_bytes * spec.num_layers
+    explicit = args.num_blocks is not None or args.kv_cache_memory is not None
+    if explicit:  # refused before the weights are read
+        fit_blocks(args, max_model_len, block_bytes, None, settings.max_num_seqs, Choices())
+
+    before = memory.process_used_bytes()
+    model = load_model(site.files, backend=backend, dtype=settings.dtype, fuse=args.fuse, ops=ops, shape=shape)
+    ledger = _ledger(site, shape, before, model.weight_bytes)
+    num_blocks, max_model_len = fit_blocks(
+        args, max_model_len, block_bytes, ledger["kv_cache"], settings.max_num_seqs, site.choices
+    )
+    ledger["kv_cache"] = num_blocks * block_bytes
+    free = memory.memory_info().free_bytes
+    if ledger["kv_cache"] > free:
+        raise KVCacheTooSmall(
+            f"the KV cache needs {ledger['kv_cache']} bytes and {free} are free: other processes hold the rest",
+            fix="stop them, or lower memory_utilization, kv_cache_memory or num_blocks",
+        )
+    caches = memory.allocate_kv(layout, num_blocks, spec.num_layers)
+    config = _engine_config(site, shape.vocab_size, max_model_len, num_blocks)
+    return PagedModel(model, backend, caches), config, ledger, caches
+
+
+def _refuse_unsupported(site: _Site, shape: ModelShape) -> None:
+    """All reasons at once, before weights are read."""
+    capabilities, attention = site.backend.capabilities, site.backend.attention
+    assert attention is not None
+    reasons: list[str] = []
+    if site.settings.dtype not in capabilities.dtypes:
+        reasons.append(f"dtype {site.settings.dtype} is not one of {sorted(capabilities.dtypes)}")
+    for query in shape.attention_queries(site.args.block_size, site.settings.dtype):
+        unknown = query.features - capabilities.features
+        known = replace(query, features=query.features & capabilities.features)
+        reasons += [f"feature {name} is not supported" for name in sorted(unknown)]
+        reasons += attention.supports(known).reasons
+    if reasons:
+        raise UnsupportedError(
+            f"{site.selected.device} ({site.selected.plugin.label}) cannot run {site.files.name}",
+            reasons=tuple(dict.fromkeys(reasons)),
+        )
+
+
+def _ledger(site: _Site, shape: ModelShape, before: int, weight_bytes: int) -> dict[str, int]:
+    """Who owns which bytes of this process's budget; `kv_cache` is what is left for the cache.
+
+    Activations are estimated from the largest step: hidden states and the two widest products of each token, and float32
+    logits (twice, for the sampler's copy) of each sequence.
+    """
+    info, settings = site.backend.memory.memory_info(), site.settings
+    itemsize = 4 if settings.dtype == "float32" else 2
+    width = 8 * shape.hidden_size + 4 * int(site.files.config.get("intermediate_size") or 4 * shape.hidden_size)
+    activations = settings.max_num_batched_tokens * width * itemsize + settings.max_num_seqs * shape.vocab_size * 8
+    budget = int(settings.memory_utilization * info.usable_bytes)
+    base = min(before, budget)
+    return {
+        "usable": info.usable_bytes,
+        "budget": budget,
+        "process_base": base,
+        "weights": weight_bytes,
+        "activations": activations,
+        "kv_cache": budget - base - weight_bytes - activations,
+    }
+
+
+def _engine_config(site: _Site, vocab_size: int, max_model_len: int, num_blocks: int) -> EngineConfig:
+    args, settings = site.args, site.settings
+    values: dict[str, Any] = {
+        name: getattr(args, name)
+        for name in ("long_prefill_token_threshold", "block_size", "enable_prefix_caching", "scheduling_policy", "seed")
+    }
+    return EngineConfig(
+        model=args.model,
+        model_path=site.files.path,
+        served_model_name=args.served_model_name or site.files.name,
+        device=site.selected.device,
+        plugin=site.selected.plugin.label,
+        dtype=settings.dtype,
+        max_model_len=max_model_len,
+        vocab_size=vocab_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        num_blocks=num_blocks,
+        max_logprobs=args.max_logprobs,
+        fuse=args.fuse,
+        strict_ops=args.strict_ops,
+        choices=site.choices.made,
+        **values,
+    )
+
+
+

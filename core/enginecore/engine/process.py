@@ -1,0 +1,123 @@
+"""The engine process: `python -m enginecore.engine.process IN OUT` with its settings as one JSON line on standard input.
+
+Standard input stays open as a lifeline: when it ends, the frontend is gone and so is this process, whatever it was doing.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from typing import Any
+
+import zmq
+
+from enginecore.engine import channel
+from enginecore.errors import EngineCoreError
+
+logger = logging.getLogger("enginecore.engine")
+
+#: Methods that the frontend may call on the engine by name.
+CALLABLE = frozenset({"reset_prefix_cache", "stats"})
+
+
+def _watch_lifeline() -> None:
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+class EngineProcess:
+    """Reads commands, steps, writes outputs; one thread, so that nothing needs a lock."""
+
+    def __init__(self, engine: Any, inbox: zmq.Socket, outbox: zmq.Socket) -> None:
+        self._engine = engine
+        self._inbox = inbox
+        self._outbox = outbox
+        self._quit = False
+
+    def run(self) -> None:
+        """Until told to quit. Whatever a step raises ends the process: its state can no longer be trusted."""
+        while not self._quit:
+            self._drain(block=not self._engine.has_work())
+            if self._quit:
+                break
+            if self._engine.has_work():
+                self._send(channel.OUTPUTS, self._engine.step())
+
+    def _drain(self, *, block: bool) -> None:
+        """Take in every command that is there; with `block`, wait for the first."""
+        if block:
+            self._inbox.poll()
+        while not self._quit:
+            try:
+                kind, body = self._inbox.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+            self._handle(kind, body)
+
+    def _handle(self, kind: bytes, body: bytes) -> None:
+        if kind == channel.ADD:
+            self._engine.add(channel.decode_request(body))
+        elif kind == channel.ABORT:
+            if self._engine.abort(channel.decode_ids(body)) and not self._engine.has_work():
+                from enginecore.request import StepOutputs
+
+                self._send(channel.OUTPUTS, StepOutputs([], self._engine.stats()))
+        elif kind == channel.CALL:
+            call_id, method, arguments = channel.decode_call(body)
+            value = getattr(self._engine, method)(*arguments) if method in CALLABLE else None
+            self._send(channel.VALUE, (call_id, value))
+        elif kind == channel.QUIT:
+            self._quit = True
+
+    def _send(self, kind: bytes, body: Any) -> None:
+        self._outbox.send_multipart([kind, channel.encode(body)])
+
+
+def _failure(error: BaseException) -> channel.Failure:
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    if isinstance(error, EngineCoreError):
+        return channel.Failure(type(error).__name__, error.message, error.fix, error.exit_code, trace)
+    return channel.Failure(type(error).__name__, f"{type(error).__name__}: {error}", None, 1, trace)
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the frontend decides when to stop
+    args = channel.decode_args(sys.stdin.buffer.readline())
+    threading.Thread(target=_watch_lifeline, daemon=True).start()
+    context = zmq.Context()
+    inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
+    inbox.connect(sys.argv[1])
+    outbox.connect(sys.argv[2])
+    outbox.set_hwm(0)
+    code = 0
+    engine = None
+    try:
+        from enginecore.engine.build import build_engine
+
+        engine, ready = build_engine(args)
+        outbox.send_multipart([channel.READY, channel.encode(ready)])
+        EngineProcess(engine, inbox, outbox).run()
+    except Exception as error:
+        failure = _failure(error)
+        if not isinstance(error, EngineCoreError):
+            logger.error("the engine process ends: %s", failure.traceback)
+        outbox.send_multipart([channel.FAILURE, channel.encode(failure)])
+        code = failure.exit_code
+    finally:
+        if engine is not None:
+            engine.shutdown()
+        inbox.close(0)
+        outbox.close(2000)
+        context.term()
+    return code
+
+
+if __name__ == "__main__":
+    sys.stdout.flush()
+    sys.exit(main())
