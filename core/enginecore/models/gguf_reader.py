@@ -125,12 +125,12 @@ class GGUFFile:
     def _u32(self, at: int, what: str) -> int:
         if at + 4 > self.size:
             raise self._bad(f"the file ends inside {what}", at)
-        return _U32.unpack_from(self._data, at)[0]
+        return int(_U32.unpack_from(self._data, at)[0])
 
     def _u64(self, at: int, what: str) -> int:
         if at + 8 > self.size:
             raise self._bad(f"the file ends inside {what}", at)
-        return _U64.unpack_from(self._data, at)[0]
+        return int(_U64.unpack_from(self._data, at)[0])
 
     def _name(self, at: int, what: str) -> tuple[str, int]:
         length = self._u64(at, what)

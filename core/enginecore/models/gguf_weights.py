@@ -1,0 +1,92 @@
+"""The tensors of a GGUF file under transformers' names, dequantised in slices straight into place.
+
+llama.cpp's converter turns the rows of each q and k head from (first half, second half) into pairs; `_unpermute` undoes
+that. Weights of one dimension are stored as they are.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from enginecore.errors import ModelError
+from enginecore.models.gguf_config import ROPE_FACTORS, architecture, hf_config, hf_name
+from enginecore.models.gguf_reader import GGUFFile, GGUFTensorInfo
+
+#: float32 bytes that one slice dequantises to; it bounds the memory that loading needs beside the model.
+_SLICE_BYTES = 4 << 20
+
+_PLAIN = {0: "<f4", 1: "<f2", 28: "<f8"}
+
+
+class GGUFTensors:
+    """A TensorSource over one GGUF file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._file = GGUFFile(path)
+        self._permuted = architecture(self._file).permuted
+        self._config = hf_config(self._file)
+        self._infos: dict[str, GGUFTensorInfo] = {}
+        for name, info in self._file.tensors.items():
+            if name == ROPE_FACTORS:
+                continue
+            target = hf_name(name)
+            if target is None:
+                raise ModelError(f"{path}: tensor {name!r} is not known for this architecture")
+            self._infos[target] = info
+        self.shapes = {name: info.shape for name, info in self._infos.items()}
+
+    def read_into(self, name: str, out: torch.Tensor) -> None:
+        info = self._infos[name]
+        heads = self._heads(name)
+        if heads is None:
+            self._fill(info, out)
+            return
+        rows = torch.empty(info.shape, dtype=torch.float32)
+        self._fill(info, rows)
+        out.copy_(_unpermute(rows, heads))
+
+    def rope_factors(self) -> torch.Tensor | None:
+        """Divisors of the rotary frequencies, float32 [head size / 2]; None when the file has none."""
+        info = self._file.tensors.get(ROPE_FACTORS)
+        if info is None:
+            return None
+        factors = torch.empty(info.shape, dtype=torch.float32)
+        self._fill(info, factors)
+        return factors
+
+    def _heads(self, name: str) -> int | None:
+        if self._permuted and ".self_attn.q_proj." in name:
+            return int(self._config["num_attention_heads"])
+        if self._permuted and ".self_attn.k_proj." in name:
+            return int(self._config["num_key_value_heads"])
+        return None
+
+    def _fill(self, info: GGUFTensorInfo, out: torch.Tensor) -> None:
+        rows = info.shape[0] if len(info.shape) > 1 else 1
+        data = self._file.data(info).reshape(rows, -1)
+        out_rows = out.view(rows, -1)
+        step = max(1, _SLICE_BYTES // (out_rows.shape[1] * 4))
+        for start in range(0, rows, step):
+            piece = data[start : start + step]
+            out_rows[start : start + step].copy_(torch.from_numpy(_values(piece, info.ggml_type, self.path, info.name)))
+        self._file.release(info)
+
+
+def _values(raw: np.ndarray, ggml_type: int, path: str, name: str) -> np.ndarray:
+    """Rows of raw bytes as rows of numbers, in an array that may be written to."""
+    if ggml_type in _PLAIN:
+        return np.array(raw.view(_PLAIN[ggml_type]))
+    from gguf.quants import dequantize  # torch is loaded where this runs, so the import is cheap by comparison
+
+    try:
+        return np.asarray(dequantize(raw, ggml_type))  # type: ignore[arg-type]
+    except NotImplementedError as error:
+        raise ModelError(f"{path}: tensor {name!r} is in a quantised form that cannot be read: {error}") from error
+
+
+def _unpermute(rows: torch.Tensor, heads: int) -> torch.Tensor:
+    """From pairs (0, d/2), (1, d/2 + 1)... within each head back to first half, second half. Any trailing shape."""
+    half = rows.shape[0] // heads // 2
+    return rows.view(heads, half, 2, *rows.shape[1:]).transpose(1, 2).reshape(rows.shape)

@@ -1,0 +1,98 @@
+"""`load_model`: weights on the device and a forward pass over the paged cache.
+
+The fused decoder is used where the architecture is known to match it, the bridge everywhere else; both take the same
+call, so that the runner never knows which one it has.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any, Protocol
+
+import torch
+
+from enginecore.device.attention import AttentionMetadata
+from enginecore.device.backend import Backend
+from enginecore.device.capabilities import AttentionQuery
+from enginecore.device.memory import KVCacheSpec
+from enginecore.errors import ModelError
+from enginecore.models.bridge import BridgedModel
+from enginecore.models.checkpoint import Checkpoint
+from enginecore.models.inspect import ModelShape, inspect_meta
+from enginecore.models.materialize import Materializer, materialize
+from enginecore.models.store import ModelFiles
+from enginecore.ops.dispatch import Ops
+
+logger = logging.getLogger(__name__)
+
+
+class _Forward(Protocol):
+    def forward(
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        metadata: AttentionMetadata,
+        kv_caches: list[torch.Tensor],
+        logits_indices_R: torch.Tensor,
+    ) -> torch.Tensor: ...
+
+
+class Model:
+    """A loaded model. `weight_bytes` is what its weights hold on the device; `fused` says which path it took."""
+
+    def __init__(self, shape: ModelShape, implementation: _Forward, weight_bytes: int, fused: bool) -> None:
+        self.shape, self.weight_bytes, self.fused = shape, weight_bytes, fused
+        self._implementation = implementation
+        self._forward = implementation.forward
+
+    @property
+    def vocab_size(self) -> int:
+        return self.shape.vocab_size
+
+    @property
+    def hidden_size(self) -> int:
+        return self.shape.hidden_size
+
+    @property
+    def max_positions(self) -> int:
+        return self.shape.max_positions
+
+    def kv_specs(self, block_size: int, kv_dtype: str | None = None) -> list[KVCacheSpec]:
+        return self.shape.kv_specs(block_size, kv_dtype)
+
+    def attention_queries(self, block_size: int, kv_dtype: str | None = None) -> list[AttentionQuery]:
+        return self.shape.attention_queries(block_size, kv_dtype)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def forward(
+        self,
+        input_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        metadata: AttentionMetadata,
+        kv_caches: list[torch.Tensor],
+        logits_indices_R: torch.Tensor,
+    ) -> torch.Tensor:
+        """Run the tokens of a step and return float32 logits [R, V] for the tokens at `logits_indices_R`.
+
+        All on the backend's device: input_ids, positions and logits_indices int64; `metadata` as
+        `AttentionBackend.build_metadata` made it; `kv_caches` one tensor for each attention call, in their order.
+        """
+        return self._forward(input_ids_T, positions_T, metadata, kv_caches, logits_indices_R)
+
+
+def load_model(files: ModelFiles, *, backend: Backend, dtype: str, fuse: bool = True, ops: Ops | None = None) -> Model:
+    """Read the weights of `files` in `dtype` onto the backend's device.
+
+    `ops` is the backend's op table behind the dispatch (made here when None). Raises ModelError and UnsupportedError as
+    `inspect_model` does, and ModelError when a weight file is broken or does not fit the model.
+    """
+    if backend.attention is None:
+        raise ModelError("this backend has no attention; it runs whole models by itself")
+    shape, model = inspect_meta(files, dtype)
+    ops = ops or Ops(backend.ops, dtype=dtype)
+    checkpoint = Checkpoint(files, model)
+    weights = Materializer(checkpoint, backend.torch_device(), ops.get("pack_linear", dtype=dtype))
+    implementation: Any
+    materialize(model, weights)
+    implementation = BridgedModel(model, backend.attention, shape.calls)
+    return Model(shape, implementation, weights.bytes, False)

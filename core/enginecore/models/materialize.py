@@ -1,0 +1,125 @@
+"""Gives a model that was built on meta its memory, one tensor at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from enginecore.errors import ModelError
+from enginecore.layers.linear import PackedEmbedding, PackedLinear
+from enginecore.models.checkpoint import Checkpoint
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Pack = Callable[[torch.Tensor, "torch.Tensor | None"], Any]
+
+
+#: transformers' mark on tensors that its initialisers must leave alone.
+_INITIALIZED = "_is_hf_initialized"
+
+
+class Materializer:
+    """Reads weights of `checkpoint` onto `device`. `bytes` counts what it made."""
+
+    def __init__(self, checkpoint: Checkpoint, device: torch.device, pack: Pack) -> None:
+        self.checkpoint, self.device, self.bytes = checkpoint, device, 0
+        self._pack = pack
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """One parameter in the model's dtype."""
+        out = self._empty(name)
+        self.checkpoint.read_into(name, out)
+        self.bytes += out.nbytes
+        return out
+
+    def linear(self, prefixes: list[str], *, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
+        """One packed linear out of the rows of several, in order. The unpacked weight is gone when this returns."""
+        weight_OI = self._stack([f"{prefix}.weight" for prefix in prefixes])
+        biases = [f"{prefix}.bias" for prefix in prefixes if f"{prefix}.bias" in self.checkpoint.parameters]
+        if biases and len(biases) != len(prefixes):
+            raise ModelError(f"only some of {prefixes} have a bias")
+        bias_O = self._stack(biases) if biases else None
+        packed = self._pack(weight_OI, bias_O)
+        self.bytes += packed.nbytes
+        return packed
+
+    def _empty(self, name: str) -> torch.Tensor:
+        like = self.checkpoint.parameters[name]
+        return torch.empty(like.shape, dtype=like.dtype, device=self.device)
+
+    def _stack(self, names: list[str]) -> torch.Tensor:
+        likes = [self.checkpoint.parameters[name] for name in names]
+        rows = sum(like.shape[0] for like in likes)
+        out = torch.empty((rows, *likes[0].shape[1:]), dtype=likes[0].dtype, device=self.device)
+        start = 0
+        for name, like in zip(names, likes, strict=True):
+            self.checkpoint.read_into(name, out[start : start + like.shape[0]])
+            start += like.shape[0]
+        return out
+
+
+def materialize(model: PreTrainedModel, weights: Materializer) -> None:
+    """Fill every module of `model`, replacing linears with packed ones."""
+    checkpoint = weights.checkpoint
+    shared: dict[str, Any] = {}
+    embeddings = []
+    for prefix, module in list(model.named_modules()):
+        if type(module) is nn.Embedding:
+            embeddings.append((prefix, module))  # after the linears: one of them may hold the same weight
+        elif type(module) is nn.Linear and f"{prefix}.weight" in checkpoint.parameters:
+            packed = weights.linear([prefix])
+            shared[checkpoint.source_name(f"{prefix}.weight")] = packed
+            model.set_submodule(prefix, PackedLinear(packed))
+        else:
+            _fill(prefix, module, weights)
+    for prefix, module in embeddings:
+        packed = shared.get(checkpoint.source_name(f"{prefix}.weight"))
+        if packed is not None and packed.in_features == module.embedding_dim:
+            model.set_submodule(prefix, PackedEmbedding(packed))
+        else:
+            _fill(prefix, module, weights)
+    restore_buffers(model, weights.device, checkpoint.rope_factors())
+
+
+def _fill(prefix: str, module: nn.Module, weights: Materializer) -> None:
+    dot = f"{prefix}." if prefix else ""
+    for name, _ in list(module.named_parameters(recurse=False)):
+        tensor = weights.tensor(dot + name)
+        setattr(module, name, nn.Parameter(tensor, requires_grad=False))
+    for name, _ in list(module.named_buffers(recurse=False)):
+        if dot + name in weights.checkpoint.parameters:
+            setattr(module, name, weights.tensor(dot + name))
+
+
+def restore_buffers(model: PreTrainedModel, device: torch.device, rope_factors: torch.Tensor | None) -> None:
+    """Compute the buffers that are not saved (rotary frequencies, say), as transformers does on loading."""
+    owners: list[nn.Module] = []
+    for parameter in model.parameters():
+        setattr(parameter, _INITIALIZED, True)
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            if buffer.is_meta:
+                setattr(module, name, torch.empty_like(buffer, device=device))
+                if not owners or owners[-1] is not module:
+                    owners.append(module)
+            else:
+                setattr(buffer, _INITIALIZED, True)
+    with torch.no_grad():
+        for module in owners:
+            model._init_weights(module)
+            inv_freq = getattr(module, "inv_freq", None)
+            if rope_factors is not None and isinstance(inv_freq, torch.Tensor):
+                inv_freq.div_(rope_factors.to(inv_freq.device))
+
+
+def fp32_names(model: PreTrainedModel, dtype: torch.dtype) -> list[str]:
+    """Parameters that the architecture wants in float32 whatever the model's dtype."""
+    patterns = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ()) if dtype != torch.float32 else set()
+    if dtype == torch.float16:
+        patterns |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    return [name for name, _ in model.named_parameters() if any(re.search(pattern, name) for pattern in patterns)]

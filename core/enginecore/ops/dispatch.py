@@ -1,0 +1,61 @@
+"""Which implementation of an op runs: the backend's where it has one that fits, else the torch reference.
+
+The choice is made once for each use, when a model is built; what is handed out is the bare function. Every fall back to
+the reference is logged once and counted, and with `strict` it is an error. Nothing ever moves to another device.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from enginecore.device.optable import OpQuery, OpTable
+from enginecore.errors import UnsupportedError
+from enginecore.ops.reference import REFERENCE
+from enginecore.ops.schema import OPS
+
+logger = logging.getLogger(__name__)
+
+
+class Ops:
+    """The ops of one backend. `ops.rms_norm` is a callable of the schema's signature.
+
+    `fallbacks` maps an op to how many uses got the reference. `strict` makes a fall back raise UnsupportedError.
+    """
+
+    def __init__(self, table: OpTable | None, *, strict: bool = False, dtype: str = "float32") -> None:
+        self.fallbacks: dict[str, int] = {}
+        self._table, self._strict, self._dtype = table, strict, dtype
+        self._chosen: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def get(self, op: str, dtype: str | None = None, **attributes: Any) -> Callable[..., Any]:
+        """The function to call for `op` on `dtype` ("bfloat16"); `attributes` are fixed sizes that matter to it."""
+        if op not in OPS:
+            raise AttributeError(f"there is no op {op!r}; the schema has {', '.join(OPS)}")
+        key = (op, dtype or self._dtype, *sorted(attributes.items()))
+        chosen = self._chosen.get(key)
+        if chosen is None:
+            query = OpQuery(op=op, dtype=dtype or self._dtype, attributes=attributes)
+            chosen = self._chosen[key] = self._choose(query)
+        return chosen
+
+    def __getattr__(self, op: str) -> Callable[..., Any]:
+        if op.startswith("_"):
+            raise AttributeError(op)
+        return self.get(op)
+
+    def _choose(self, query: OpQuery) -> Callable[..., Any]:
+        impl = self._table.get(query.op) if self._table is not None else None
+        reason = "the backend has none"
+        if impl is not None:
+            verdict = impl.supports(query)
+            if verdict:
+                return impl.run
+            reason = "; ".join(verdict.reasons) or "the backend refuses this use"
+        if self._strict:
+            raise UnsupportedError(f"op {query.op!r} would run as the torch reference ({reason})")
+        if query.op not in self.fallbacks:
+            logger.warning("op %s runs as the torch reference: %s", query.op, reason)
+        self.fallbacks[query.op] = self.fallbacks.get(query.op, 0) + 1
+        return REFERENCE[query.op]
