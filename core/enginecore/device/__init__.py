@@ -14,6 +14,7 @@ from enginecore.device.capabilities import (
 from enginecore.device.collectives import Communicator
 from enginecore.device.contract import CONTRACT_VERSION, Contract, contract_version, optional
 from enginecore.device.graphs import GraphKey, GraphRunner
+from enginecore.device.hardware import PciDevice, find_library, pci_devices
 from enginecore.device.hookspecs import hookimpl
 from enginecore.device.manifest import (
     BackendContext,
@@ -58,6 +59,7 @@ __all__ = [
     "ModelSpec",
     "OpQuery",
     "OpTable",
+    "PciDevice",
     "ProbeCause",
     "ProbeContext",
     "ProbeResult",
@@ -68,7 +70,9 @@ __all__ = [
     "VerdictStatus",
     "check_attention",
     "contract_version",
+    "find_library",
     "hookimpl",
     "optional",
+    "pci_devices",
     "torch_problem",
 ]

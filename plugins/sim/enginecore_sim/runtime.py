@@ -77,7 +77,8 @@ class SimRuntime(ModelRuntime):
         offsets_C = np.arange(NUM_CANDIDATES, dtype=np.uint64)
         ids_RC: np.ndarray = (mix(readout_R[:, None] + offsets_C) % np.uint64(self._spec.vocab_size)).astype(np.int64)
         if self._options.output == "tokens":
-            return ids_RC[:, 0].copy()
+            ids_R: np.ndarray = ids_RC[:, 0].copy()
+            return ids_R
         logits_RV = np.zeros((len(ids_RC), self._spec.vocab_size), dtype=np.float32)
         for rank in reversed(range(NUM_CANDIDATES)):  # the better one wins where two candidates are the same token
             logits_RV[np.arange(len(ids_RC)), ids_RC[:, rank]] = TOP_LOGIT - 2 * rank

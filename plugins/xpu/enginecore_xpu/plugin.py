@@ -1,0 +1,75 @@
+"""The hooks of Intel GPUs. This version tells whether a GPU is usable; it has no kernels to serve with yet."""
+
+from __future__ import annotations
+
+from enginecore import hookimpl
+from enginecore.device import (
+    Backend,
+    BackendContext,
+    DoctorContext,
+    DoctorFinding,
+    Manifest,
+    ProbeContext,
+    ProbeResult,
+    torch_problem,
+)
+from enginecore.errors import UnsupportedError
+
+VERSION = "0.1.0"
+
+MANIFEST = Manifest(
+    devices=("xpu",),
+    distribution="enginecore-xpu",
+    version=VERSION,
+    contract="1.0",
+    summary="Intel GPUs (no kernels in this version)",
+    torch_min="2.11",
+    torch_variant="xpu",
+    torch_install="pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/xpu",
+)
+
+
+@hookimpl
+def enginecore_manifest() -> Manifest:
+    return MANIFEST
+
+
+@hookimpl
+def enginecore_probe(ctx: ProbeContext) -> ProbeResult:
+    from enginecore_xpu.probe import probe
+
+    return probe(ctx, MANIFEST)
+
+
+@hookimpl
+def enginecore_create_backend(ctx: BackendContext) -> Backend:
+    raise UnsupportedError(
+        f"enginecore-xpu {VERSION} recognises Intel GPUs but has no kernels to serve on them yet",
+        fix="use another device for now, such as --device cpu",
+    )
+
+
+@hookimpl
+def enginecore_doctor(ctx: DoctorContext) -> list[DoctorFinding]:
+    from enginecore_xpu.hardware import family, read_facts
+    from enginecore_xpu.probe import driver_problem
+
+    facts = read_facts()
+    gpus = [f"{gpu.address}: {family(gpu.device_id)}, driver {gpu.driver}" for gpu in facts.gpus]
+    gpus += [f"{gpu.address}: {gpu.device_id:04x}, which torch does not support" for gpu in facts.others]
+    findings = [DoctorFinding(name="Intel GPUs", ok=True, detail=", ".join(gpus) or "none on the PCI bus")]
+    if not facts.gpus:
+        return findings
+    checks = (("Intel GPU driver", driver_problem(facts)), ("torch build", torch_problem(MANIFEST, ctx.torch_build)))
+    return [
+        *findings,
+        *(
+            DoctorFinding(
+                name=name,
+                ok=problem is None,
+                detail=problem.reason if problem else "in order",
+                fix=problem.fix if problem else "",
+            )
+            for name, problem in checks
+        ),
+    ]
