@@ -1,4 +1,4 @@
-"""Is there an AMD GPU that torch can use? Files first, then the driver, then torch's build, and torch itself last.
+"""Is there an AMD GPU that torch can use? Files first, the driver, torch's build, torch itself last.
 
 The user-space driver (HIP, HSA) comes inside torch's ROCm wheels: below torch only the kernel's part can be missing.
 """

@@ -13,7 +13,7 @@ DRIVER_LIBRARIES = ("libze_loader.so.1", "libze_intel_gpu.so.1")
 
 _DISPLAY_CLASSES = (0x0300, 0x0380)
 
-#: Inclusive ranges of PCI device ids of the GPUs that torch's XPU builds run on (ids: Linux, include/drm/intel/pciids.h).
+#: Inclusive ranges of PCI device ids of the GPUs that torch's XPU builds run on (Linux, include/drm/intel/pciids.h).
 #: Older integrated graphics, which most Intel desktops have, do not count.
 FAMILIES = {
     "Data Center GPU Max (Ponte Vecchio)": ((0x0B69, 0x0B6E), (0x0BD0, 0x0BDB)),

@@ -1,4 +1,4 @@
-"""Is there an Intel GPU that torch can use? Files first, then the driver, then torch's build, and torch itself last."""
+"""Is there an Intel GPU that torch can use? Files first, the driver, torch's build, torch itself last."""
 
 from __future__ import annotations
 
