@@ -26,7 +26,9 @@ class ParameterError(EngineCoreError, ValueError):
 
     exit_code = 2
 
-    def __init__(self, message: str, *, param: str | None = None, code: str | None = None, fix: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, param: str | None = None, code: str | None = None, fix: str | None = None
+    ) -> None:
         super().__init__(message, fix=fix)
         self.param = param
         self.code = code
@@ -97,3 +99,7 @@ class UnsupportedError(DeviceError):
         text = message if not reasons else message + ": " + "; ".join(reasons)
         super().__init__(text, fix=fix)
         self.reasons = reasons
+
+
+class RequestError(EngineCoreError):
+    """The engine could not run one request, for instance because it needs more cache than there is. The others go on."""

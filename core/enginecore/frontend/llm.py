@@ -1,0 +1,233 @@
+"""`LLM`: offline generation in this process, over a list of prompts."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+from enginecore.config import EngineArgs
+from enginecore.engine.client import InprocClient
+from enginecore.errors import ParameterError, RequestError
+from enginecore.frontend.chat import ChatRenderer, load_template
+from enginecore.frontend.detokenizer import TokenTable
+from enginecore.frontend.generation_config import sampling_defaults
+from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt
+from enginecore.frontend.output_processor import OutputProcessor
+from enginecore.frontend.outputs import RequestOutput
+from enginecore.frontend.progress import GenerationProgress
+from enginecore.frontend.tokenizer import Tokenizer
+from enginecore.request import SamplingParams
+
+Messages = list[dict[str, Any]]
+
+#: vLLM's names of settings that have another name here.
+_VLLM_NAMES = {
+    "gpu_memory_utilization": "memory_utilization",
+    "kv_cache_memory_bytes": "kv_cache_memory",
+    "num_gpu_blocks_override": "num_blocks",
+}
+
+
+class LLM:
+    """An engine in this process. Keyword arguments are the fields of `EngineArgs`; vLLM's names of the same settings
+    work.
+
+    Use it as a context manager or call `shutdown()`; a forgotten one is shut down when it is collected or at exit.
+    """
+
+    def __init__(
+        self, model: str = EngineArgs().model, *, device: str = "auto", dtype: str = "auto", **settings: Any
+    ) -> None:
+        for theirs, ours in _VLLM_NAMES.items():
+            if theirs in settings:
+                settings[ours] = settings.pop(theirs)
+        args = EngineArgs(model=model, device=device, dtype=dtype, **settings)
+        self._client = InprocClient(args)
+        # Not a bound method: the finalizer must not keep the LLM alive.
+        self._finalizer = weakref.finalize(self, self._client.shutdown)
+        try:
+            self.config = self._client.ready.config
+            self._tokenizer = Tokenizer.load(self.config.model_path)
+            self._table = TokenTable(self._tokenizer)
+            self._input = InputProcessor(self.config, self._tokenizer, self._table)
+            self._output = OutputProcessor(self._table)
+            self._defaults = sampling_defaults(args.generation_config, self.config.model_path)
+            template = load_template(args.chat_template) or self._tokenizer.chat_template
+            self._renderer = ChatRenderer(template, self._tokenizer.special_tokens)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        priority: Sequence[int] | None = None,
+    ) -> list[RequestOutput]:
+        """Generate for one prompt or many; results come in the order of the prompts.
+
+        A prompt is text, a list of token ids, or vLLM's dict form. `sampling_params` is one for all or one each;
+        without it the model's own defaults apply. Raises ValueError naming the index of a prompt that is refused,
+        before anything runs. A `max_tokens` beyond the context left is cut to it.
+        """
+        items = _as_list(prompts)
+        params = self._params_for(sampling_params, len(items))
+        if priority is not None and len(priority) != len(items):
+            raise ParameterError(f"{len(items)} prompts, but {len(priority)} priorities", param="priority")
+        return self._run(items, params, priority, bool(use_tqdm), add_special_tokens=True)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        use_tqdm: bool | Callable[..., Any] = True,
+        *,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: list[dict[str, Any]] | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+    ) -> list[RequestOutput]:
+        """Like `generate`, for one conversation or a list of them, rendered with the model's chat template."""
+        single = not messages or isinstance(messages[0], dict)
+        conversations: list[Any] = [messages] if single else list(messages)
+        renderer = self._renderer
+        if chat_template is not None:
+            renderer = ChatRenderer(load_template(chat_template), self._tokenizer.special_tokens)
+        prompts: list[Prompt] = []
+        for index, conversation in enumerate(conversations):
+            with _naming(index, "conversation"):
+                prompts.append(
+                    renderer.render(
+                        conversation,
+                        tools=tools,
+                        add_generation_prompt=add_generation_prompt and not continue_final_message,
+                        continue_final_message=continue_final_message,
+                        template_kwargs=chat_template_kwargs,
+                    )
+                )
+        params = self._params_for(sampling_params, len(prompts))
+        return self._run(prompts, params, None, bool(use_tqdm), add_special_tokens=False)
+
+    def get_tokenizer(self) -> Tokenizer:
+        return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """API defaults with the model's generation_config on top."""
+        return SamplingParams(**self._defaults)
+
+    def reset_prefix_cache(self) -> None:
+        """Forget cached prefixes."""
+        self._client.call("reset_prefix_cache")
+
+    def shutdown(self) -> None:
+        """Release the model and its memory. Safe to call twice."""
+        self._finalizer()
+
+    def __enter__(self) -> LLM:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        self.shutdown()
+
+    def _params_for(self, params: SamplingParams | Sequence[SamplingParams] | None, count: int) -> list[SamplingParams]:
+        if params is None:
+            return [self.get_default_sampling_params()] * count
+        if isinstance(params, SamplingParams):
+            return [params] * count
+        if len(params) != count:
+            raise ParameterError(f"{count} prompts, but {len(params)} sampling_params", param="sampling_params")
+        return list(params)
+
+    def _run(self, prompts: Sequence[Prompt], params: list[SamplingParams], priority: Sequence[int] | None,
+             show_progress: bool, *, add_special_tokens: bool) -> list[RequestOutput]:  # fmt: skip
+        """Check everything, then add everything, then step until all have ended."""
+        if not self._finalizer.alive:
+            raise RuntimeError("this LLM has been shut down")
+        prepared: list[PreparedRequest] = []
+        for index, prompt in enumerate(prompts):
+            with _naming(index, "prompt"):
+                prepared.append(
+                    self._input.process(
+                        prompt,
+                        params[index],
+                        priority=priority[index] if priority is not None else 0,
+                        add_special_tokens=add_special_tokens,
+                    )
+                )
+        with GenerationProgress(len(prompts), enabled=show_progress) as progress:
+            sink = _Results(len(prompts), progress)
+            internal_ids = []
+            try:
+                for index, request in enumerate(prepared):
+                    internal_ids.append(self._input.internal_id())
+                    for engine_request in self._output.add(
+                        request, request_id=str(index), internal_id=internal_ids[-1], sink=sink, kind="final", key=index
+                    ):
+                        self._client.add(engine_request)
+                while self._output.num_requests and sink.error is None:
+                    to_abort = self._output.process(self._client.step())
+                    if to_abort:
+                        self._client.abort(to_abort)
+                if sink.error is not None:
+                    raise sink.error
+            finally:
+                self._clean_up(internal_ids)
+        return sink.results()
+
+    def _clean_up(self, internal_ids: list[str]) -> None:
+        """After an error or an interrupt nothing of this call may be left in the engine."""
+        left = self._output.abort(internal_ids)
+        if left:
+            self._client.abort(left)
+
+
+class _Results:
+    """Collects final outputs by prompt index."""
+
+    def __init__(self, count: int, progress: GenerationProgress) -> None:
+        self._outputs: list[RequestOutput | None] = [None] * count
+        self._progress = progress
+        self.error: Exception | None = None
+
+    def put(self, key: int, output: RequestOutput) -> None:
+        self._outputs[key] = output
+        self._progress.done(output)
+
+    def fail(self, key: int, error: Exception) -> None:
+        if isinstance(error, RequestError):
+            error = ParameterError(f"prompt {key}: {error}", param="prompt")
+        self.error = self.error or error
+
+    def results(self) -> list[RequestOutput]:
+        outputs = [output for output in self._outputs if output is not None]
+        assert len(outputs) == len(self._outputs), "a prompt ended without an output"
+        return outputs
+
+
+class _naming:
+    """Adds the index of the prompt to a ParameterError raised inside."""
+
+    def __init__(self, index: int, noun: str) -> None:
+        self._index, self._noun = index, noun
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if isinstance(error, ParameterError):
+            raise ParameterError(
+                f"{self._noun} {self._index}: {error.message}", param=error.param, code=error.code, fix=error.fix
+            ) from error
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    """One prompt or a list of prompts, as a list. A flat list of ints is one prompt of token ids."""
+    if isinstance(prompts, (str, dict)):
+        return [prompts]
+    if prompts and all(type(item) is int for item in prompts):
+        return [list(prompts)]  # type: ignore[arg-type]
+    return list(prompts)  # type: ignore[arg-type]
