@@ -1,0 +1,66 @@
+"""All cases, by level: 0 contract, 1 ops, 2 memory, 3 graphs, 4 collectives, 5 whole models.
+
+The list is the same for every backend, so that a report can be compared with another's; what a backend does not claim
+ends as "declared-unsupported".
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+from enginecore.testing.case import Case
+
+LEVELS = {0: "contract", 1: "ops", 2: "memory", 3: "graphs", 4: "collectives", 5: "models"}
+
+
+def all_cases() -> list[Case]:
+    """Every case, in the order in which they run. Touches no device."""
+    from enginecore.testing.cases import (
+        activations,
+        attention,
+        blocks,
+        cache,
+        collectives,
+        contract,
+        graphs,
+        linear,
+        memory,
+        models,
+        norms,
+        rotary,
+        sampling,
+    )
+
+    modules = (
+        contract, attention, cache, norms, rotary, activations, linear, sampling, memory, blocks, graphs, collectives, models,
+    )  # fmt: skip
+    cases = [case for module in modules for case in module.cases()]
+    duplicates = {case.id for case in cases if sum(other.id == case.id for other in cases) > 1}
+    if duplicates:
+        raise ValueError(f"case ids must be unique: {sorted(duplicates)}")
+    return sorted(cases, key=lambda case: case.level)
+
+
+def select(cases: list[Case], level: str | int | None = None, only: str | None = None) -> list[Case]:
+    """Cases of `level` ("1", "0-2", "0,5") whose id matches `only` (comma-separated patterns or plain substrings)."""
+    levels = _levels(level)
+    patterns = [p.strip() for p in (only or "").split(",") if p.strip()]
+    return [case for case in cases if case.level in levels and (not patterns or any(_match(case.id, p) for p in patterns))]
+
+
+def _match(case_id: str, pattern: str) -> bool:
+    return fnmatch.fnmatchcase(case_id, pattern) or pattern in case_id
+
+
+def _levels(level: str | int | None) -> set[int]:
+    if level is None:
+        return set(LEVELS)
+    chosen: set[int] = set()
+    for part in str(level).upper().replace("L", "").split(","):
+        low, _, high = part.strip().partition("-")
+        if not low.isdigit() or (high and not high.isdigit()):
+            raise ValueError(f"level must look like 1, 0-2 or 0,5, got {level!r}")
+        chosen |= set(range(int(low), int(high or low) + 1))
+    if not chosen <= set(LEVELS):
+        raise ValueError(f"levels are {min(LEVELS)} to {max(LEVELS)}, got {level!r}")
+    return chosen

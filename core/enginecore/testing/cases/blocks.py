@@ -1,0 +1,91 @@
+"""L2: the core's block pool over the plugin's cache: sequences come, grow, fork, part and go; nobody sees another's tokens."""
+
+from __future__ import annotations
+
+from enginecore.kvcache.block_pool import BlockPool
+from enginecore.kvcache.manager import BlockTable, KVCacheManager
+from enginecore.testing.case import Case, CaseContext
+from enginecore.testing.cases.paged import Paged, PagedSequence, Setting, slots_of
+
+
+class Household:
+    """Living sequences over one pool. Each write goes to the plugin and to the logical copy, and each step is checked."""
+
+    def __init__(self, ctx: CaseContext, num_blocks: int) -> None:
+        self.ctx = ctx
+        self.paged = Paged(ctx, Setting(head_size=64, num_heads=2, num_kv_heads=1), num_blocks=num_blocks)
+        self.pool = BlockPool(num_blocks)
+        self.manager = KVCacheManager(self.pool, self.paged.block_size, prefix_caching=False)
+        self.living: list[tuple[BlockTable, int]] = []
+        self.paged.free = []
+
+    def start(self) -> None:
+        table, tokens = BlockTable(root=b""), self.ctx.integer(1, 3 * self.paged.block_size)
+        if self.manager.grow(table, self.manager.blocks_for(tokens)) is None:
+            self.stop()
+            return
+        self.paged.write(slots_of(table.blocks, 0, tokens, self.paged.block_size))
+        self.living.append((table, tokens))
+
+    def extend(self) -> None:
+        """Append tokens, copying first what is shared: the copy must be done before the write."""
+        index = self.ctx.integer(0, len(self.living) - 1)
+        table, tokens = self.living[index]
+        last = tokens + self.ctx.integer(1, self.paged.block_size + 2) - 1
+        copies = self.manager.make_writable(table, tokens, last)
+        if copies is None:
+            return
+        pairs = [(source, target) for _, source, target in copies]
+        if pairs:
+            self.ctx.attention.copy_blocks(self.paged.caches, pairs)
+            self.paged.logical[0].copy_blocks(pairs)
+        if self.manager.grow(table, self.manager.blocks_for(last + 1)) is None:
+            return
+        self.paged.write(slots_of(table.blocks, tokens, last + 1, self.paged.block_size))
+        self.living[index] = (table, last + 1)
+
+    def fork(self) -> None:
+        table, tokens = self.living[self.ctx.integer(0, len(self.living) - 1)]
+        self.living.append((self.manager.fork(table), tokens))
+
+    def stop(self) -> None:
+        if self.living:
+            table, _ = self.living.pop(self.ctx.integer(0, len(self.living) - 1))
+            self.manager.free(table)
+
+    def check(self, step: int) -> None:
+        self.pool.check()
+        seqs = [PagedSequence(list(table.blocks), min(2, tokens), tokens) for table, tokens in self.living]
+        if seqs:
+            self.paged.verify(seqs, f"step {step}, {len(seqs)} sequences")
+
+
+def fuzz(ctx: CaseContext) -> None:
+    home = Household(ctx, num_blocks=24)
+    for step in range(120):
+        actions = [home.start, home.stop, home.extend, home.extend, home.extend, home.fork]
+        (actions[ctx.integer(0, len(actions) - 1)] if home.living else home.start)()
+        home.check(step)
+    while home.living:
+        home.stop()
+    home.pool.check()
+    ctx.check(home.pool.num_free == home.pool.num_blocks, f"{home.pool.num_blocks - home.pool.num_free} blocks leaked")
+
+
+def copy_on_write(ctx: CaseContext) -> None:
+    """A fork in the middle of a block: both branches write their own tokens into what was one block."""
+    home = Household(ctx, num_blocks=12)
+    size = home.paged.block_size
+    table = BlockTable(root=b"")
+    home.manager.grow(table, 2)
+    home.paged.write(slots_of(table.blocks, 0, size + 3, size))
+    home.living = [(table, size + 3)]
+    for _ in range(3):
+        home.living.append((home.manager.fork(table), size + 3))
+    for step in range(12):
+        home.extend()
+        home.check(step)
+
+
+def cases() -> list[Case]:
+    return [Case(2, "blocks", check.__name__, check) for check in (copy_on_write, fuzz)]

@@ -1,0 +1,5 @@
+from enginecore.testing.case import Case
+
+
+def cases() -> list[Case]:
+    return []

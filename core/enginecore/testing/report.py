@@ -1,0 +1,88 @@
+"""What a run of the kit found, as data, as JSON and as text."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+from collections import Counter
+from dataclasses import dataclass, field
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+from enginecore._version import __version__
+from enginecore.device import contract_version
+from enginecore.testing.case import CaseResult, Outcome
+
+#: Raised when a field of the JSON changes its meaning; new fields do not raise it.
+SCHEMA_VERSION = 1
+
+
+def versions(about: dict[str, Any] | None = None) -> dict[str, str]:
+    """Everything whose version may change a result."""
+    found = {"enginecore": __version__, "contract": contract_version(), "python": platform.python_version()}
+    for name in ("torch", "transformers", "numpy", "hypothesis"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    found["platform"] = platform.platform()
+    if about and "distribution" in about:
+        found[about["distribution"]] = about["version"]
+    return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """`about` describes the backend as it described itself: distribution, version, class, capabilities."""
+
+    target: str
+    results: list[CaseResult]
+    about: dict[str, Any] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def ok(self) -> bool:
+        """Every case passed or was declared unsupported, and at least one passed."""
+        counts = self.counts()
+        return bool(counts[Outcome.PASS]) and all(result.outcome.ok for result in self.results)
+
+    def counts(self) -> Counter[Outcome]:
+        return Counter(result.outcome for result in self.results)
+
+    def by_group(self) -> dict[tuple[str, str], Counter[Outcome]]:
+        """Counts for each (level, op), in the order of the run."""
+        groups: dict[tuple[str, str], Counter[Outcome]] = {}
+        for result in self.results:
+            level, op, _ = result.case_id.split("/", 2)
+            groups.setdefault((level, op), Counter())[result.outcome] += 1
+        return groups
+
+    def failures(self) -> list[CaseResult]:
+        return [result for result in self.results if not result.outcome.ok]
+
+    def to_dict(self) -> dict[str, Any]:
+        counts = self.counts()
+        return {
+            "schema": SCHEMA_VERSION,
+            "target": self.target,
+            "ok": self.ok,
+            "seconds": round(self.seconds, 3),
+            "finished": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "versions": versions(self.about),
+            "backend": self.about,
+            "summary": {outcome.value: counts[outcome] for outcome in Outcome},
+            "cases": [
+                {
+                    "id": result.case_id,
+                    "outcome": result.outcome.value,
+                    "message": result.message,
+                    "seconds": round(result.seconds, 4),
+                    "gap": result.gap,
+                }
+                for result in self.results
+            ],
+        }
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=1)
