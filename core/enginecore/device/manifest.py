@@ -57,7 +57,11 @@ class ProbeContext:
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeResult:
-    """The probe's answer: a status, one sentence why, and what to type when it is not `available`."""
+    """The probe's answer: a status, one sentence why, and what to type when it is not `available`.
+
+    `details` is plain data. The core reads two keys, both optional: "count", the number of devices (an index beyond it
+    is refused), and "serves", False when this version of the plugin has no kernels to serve with.
+    """
 
     status: ProbeStatus
     reason: str
