@@ -1,5 +1,5 @@
-"""Building an engine: device, model, memory budget, KV cache, runner. The order is chosen so that what can be refused is
-refused before weights are read."""
+"""Building an engine: device, model, memory budget, KV cache, runner. What can be refused is refused before
+weights are read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
-from enginecore.device import Backend, ModelSpec
+from enginecore.device import Backend, KVCacheSpec, ModelSpec
 from enginecore.device.select import SelectedDevice, create_backend, select_device
 from enginecore.engine.engine import Engine
 from enginecore.engine.resolve import Choices, Settings, fit_blocks, resolve_max_model_len, resolve_settings
@@ -108,15 +108,14 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
     shape = inspect_model(site.files, settings.dtype)
     _refuse_unsupported(site, shape)
     max_model_len = resolve_max_model_len(args, shape.max_positions, site.choices)
-    spec = shape.kv_spec(args.block_size)
-    layout = attention.kv_cache_layout(spec)
-    block_bytes = layout.page_bytes * spec.num_layers
+    specs = shape.kv_specs(args.block_size)
+    block_bytes = sum(attention.kv_cache_layout(spec).page_bytes * spec.num_layers for spec in specs)
     explicit = args.num_blocks is not None or args.kv_cache_memory is not None
     if explicit:  # refused before the weights are read
         fit_blocks(args, max_model_len, block_bytes, None, settings.max_num_seqs, Choices())
 
     before = memory.process_used_bytes()
-    model = load_model(site.files, backend=backend, dtype=settings.dtype, fuse=args.fuse, ops=ops, shape=shape)
+    model = load_model(site.files, backend=backend, dtype=settings.dtype, fuse=args.fuse, ops=ops)
     ledger = _ledger(site, shape, before, model.weight_bytes)
     num_blocks, max_model_len = fit_blocks(
         args, max_model_len, block_bytes, ledger["kv_cache"], settings.max_num_seqs, site.choices
@@ -128,9 +127,22 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
             f"the KV cache needs {ledger['kv_cache']} bytes and {free} are free: other processes hold the rest",
             fix="stop them, or lower memory_utilization, kv_cache_memory or num_blocks",
         )
-    caches = memory.allocate_kv(layout, num_blocks, spec.num_layers)
+    caches = _allocate_caches(backend, shape, specs, num_blocks)
     config = _engine_config(site, shape.vocab_size, max_model_len, num_blocks)
     return PagedModel(model, backend, caches), config, ledger, caches
+
+
+def _allocate_caches(
+    backend: Backend, shape: ModelShape, specs: list[KVCacheSpec], num_blocks: int
+) -> list[torch.Tensor]:
+    """One cache for each attention call, in the order of the calls."""
+    assert backend.attention is not None
+    pools = {}
+    for spec in specs:
+        layout = backend.attention.kv_cache_layout(spec)
+        pools[spec.num_kv_heads, spec.head_size] = backend.memory.allocate_kv(layout, num_blocks, spec.num_layers)
+    taken = {key: iter(pool) for key, pool in pools.items()}
+    return [next(taken[call.num_kv_heads, call.head_size]) for call in shape.calls]
 
 
 def _refuse_unsupported(site: _Site, shape: ModelShape) -> None:
@@ -140,7 +152,7 @@ def _refuse_unsupported(site: _Site, shape: ModelShape) -> None:
     reasons: list[str] = []
     if site.settings.dtype not in capabilities.dtypes:
         reasons.append(f"dtype {site.settings.dtype} is not one of {sorted(capabilities.dtypes)}")
-    for query in shape.attention_queries(site.args.block_size, site.settings.dtype):
+    for query in shape.attention_queries(site.args.block_size):
         unknown = query.features - capabilities.features
         known = replace(query, features=query.features & capabilities.features)
         reasons += [f"feature {name} is not supported" for name in sorted(unknown)]
@@ -198,6 +210,3 @@ def _engine_config(site: _Site, vocab_size: int, max_model_len: int, num_blocks:
         choices=site.choices.made,
         **values,
     )
-
-
-

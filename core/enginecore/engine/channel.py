@@ -1,7 +1,7 @@
 """What goes over the socket pair between the frontend and the engine process: one type byte, then msgpack.
 
-    to the engine     A EngineRequest      X [request ids]     C (call id, method, [arguments])     Q (stop)
-    to the frontend   R ReadyInfo          F Failure           O StepOutputs                        V (call id, value)
+to the engine     A EngineRequest      X [request ids]     C (call id, method, [arguments])     Q (stop)
+to the frontend   R ReadyInfo          F Failure           O StepOutputs                        V (call id, value)
 """
 
 from __future__ import annotations

@@ -99,7 +99,12 @@ def resolve_max_model_len(args: EngineArgs, max_positions: int, choices: Choices
 
 
 def fit_blocks(
-    args: EngineArgs, max_model_len: int, block_bytes: int, available_bytes: int | None, max_num_seqs: int, choices: Choices
+    args: EngineArgs,
+    max_model_len: int,
+    block_bytes: int,
+    available_bytes: int | None,
+    max_num_seqs: int,
+    choices: Choices,
 ) -> tuple[int, int]:
     """(num_blocks, max_model_len) for the memory there is.
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-
 from enginecore.ops.dispatch import Ops
 from enginecore.runner.batch import PersistentBatch, StepInputs
 from enginecore.runner.model import StepModel
 from enginecore.runner.sampler import Sampler
 from enginecore.scheduler.plan import StepPlan, StepResult
-
 
 
 class ModelRunner:

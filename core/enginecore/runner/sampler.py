@@ -44,12 +44,15 @@ class Sampler:
         self._logprobs_S[slot] = -1 if params.logprobs is None else params.logprobs
         self._rules.pop(slot, None)
         if needs_rules(new.request):
-            self._rules[slot] = LogitRules(
-                new.request, new.token_ids, new.num_prompt, self._vocab_size, self._device
-            )
+            self._rules[slot] = LogitRules(new.request, new.token_ids, new.num_prompt, self._vocab_size, self._device)
 
     def sample(
-        self, logits_RV: torch.Tensor, slots: list[int], lengths: np.ndarray, num_prompt: np.ndarray, tokens_SL: np.ndarray
+        self,
+        logits_RV: torch.Tensor,
+        slots: list[int],
+        lengths: np.ndarray,
+        num_prompt: np.ndarray,
+        tokens_SL: np.ndarray,
     ) -> tuple[list[int], dict[int, TokenLogprobs], dict[int, str]]:
         """Tokens, log-probabilities and errors of the rows; the dicts are keyed by index into `slots`.
 
@@ -92,7 +95,9 @@ class Sampler:
         chosen: torch.Tensor = self._ops.sample(logits_RV, *(torch.from_numpy(a).to(self._device) for a in arrays))
         return chosen
 
-    def prompt_logprobs(self, logits_PV: torch.Tensor, params: SamplingParams, targets: list[int]) -> list[TokenLogprobs]:
+    def prompt_logprobs(
+        self, logits_PV: torch.Tensor, params: SamplingParams, targets: list[int]
+    ) -> list[TokenLogprobs]:
         """Log-probabilities of prompt tokens: row i of `logits_PV` predicts `targets[i]`."""
         logprobs_PV = torch.log_softmax(logits_PV, dim=-1)
         return top_logprobs(logprobs_PV, targets, [params.prompt_logprobs or 0] * len(targets))
