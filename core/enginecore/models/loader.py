@@ -7,7 +7,7 @@ call, so that the runner never knows which one it has.
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -18,8 +18,9 @@ from enginecore.device.memory import KVCacheSpec
 from enginecore.errors import ModelError
 from enginecore.models.bridge import BridgedModel
 from enginecore.models.checkpoint import Checkpoint
+from enginecore.models.fusion import load_fused, why_not_fused
 from enginecore.models.inspect import ModelShape, inspect_meta
-from enginecore.models.materialize import Materializer, materialize
+from enginecore.models.materialize import Materializer, fp32_names, materialize
 from enginecore.models.store import ModelFiles
 from enginecore.ops.dispatch import Ops
 
@@ -80,19 +81,37 @@ class Model:
         return self._forward(input_ids_T, positions_T, metadata, kv_caches, logits_indices_R)
 
 
-def load_model(files: ModelFiles, *, backend: Backend, dtype: str, fuse: bool = True, ops: Ops | None = None) -> Model:
+def load_model(
+    files: ModelFiles,
+    *,
+    backend: Backend,
+    dtype: str,
+    fuse: bool = True,
+    ops: Ops | None = None,
+    max_model_len: int | None = None,
+) -> Model:
     """Read the weights of `files` in `dtype` onto the backend's device.
 
-    `ops` is the backend's op table behind the dispatch (made here when None). Raises ModelError and UnsupportedError as
-    `inspect_model` does, and ModelError when a weight file is broken or does not fit the model.
+    `ops` is the backend's op table behind the dispatch (made here when None); `fuse` False forces the bridge;
+    `max_model_len` is the number of positions to prepare for (None: as many as the model has). Raises ModelError and
+    UnsupportedError as `inspect_model` does, and ModelError when a weight file is broken or does not fit the model.
     """
     if backend.attention is None:
         raise ModelError("this backend has no attention; it runs whole models by itself")
     shape, model = inspect_meta(files, dtype)
     ops = ops or Ops(backend.ops, dtype=dtype)
+    for name in fp32_names(model, getattr(torch, dtype)):
+        parameter = model.get_parameter(name)
+        parameter.data = parameter.data.float()
     checkpoint = Checkpoint(files, model)
-    weights = Materializer(checkpoint, backend.torch_device(), ops.get("pack_linear", dtype=dtype))
-    implementation: Any
-    materialize(model, weights)
-    implementation = BridgedModel(model, backend.attention, shape.calls)
-    return Model(shape, implementation, weights.bytes, False)
+    weights = Materializer(checkpoint, backend.torch_device(), ops.get("pack_linear", dtype))
+    obstacle = why_not_fused(model, shape.calls) if fuse else "fusion is off"
+    implementation: _Forward
+    if obstacle is None:
+        positions = max_model_len or shape.max_positions
+        implementation = load_fused(model, shape.calls, weights, backend.attention, ops, dtype, positions)
+    else:
+        logger.info("%s runs unfused: %s", shape.model_class, obstacle)
+        materialize(model, weights)
+        implementation = BridgedModel(model, backend.attention, shape.calls)
+    return Model(shape, implementation, weights.bytes, obstacle is None)

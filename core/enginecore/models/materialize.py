@@ -37,7 +37,7 @@ class Materializer:
         self.bytes += out.nbytes
         return out
 
-    def linear(self, prefixes: list[str], *, transform: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
+    def linear(self, prefixes: list[str]) -> Any:
         """One packed linear out of the rows of several, in order. The unpacked weight is gone when this returns."""
         weight_OI = self._stack([f"{prefix}.weight" for prefix in prefixes])
         biases = [f"{prefix}.bias" for prefix in prefixes if f"{prefix}.bias" in self.checkpoint.parameters]
@@ -96,12 +96,17 @@ def _fill(prefix: str, module: nn.Module, weights: Materializer) -> None:
             setattr(module, name, weights.tensor(dot + name))
 
 
-def restore_buffers(model: PreTrainedModel, device: torch.device, rope_factors: torch.Tensor | None) -> None:
-    """Compute the buffers that are not saved (rotary frequencies, say), as transformers does on loading."""
+def restore_buffers(
+    model: PreTrainedModel, device: torch.device, rope_factors: torch.Tensor | None, within: nn.Module | None = None
+) -> None:
+    """Compute the buffers that are not saved (rotary frequencies, say), as transformers does on loading.
+
+    `within` limits this to a part of the model, where the rest stays on meta.
+    """
     owners: list[nn.Module] = []
     for parameter in model.parameters():
         setattr(parameter, _INITIALIZED, True)
-    for module in model.modules():
+    for module in (within or model).modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
                 setattr(module, name, torch.empty_like(buffer, device=device))

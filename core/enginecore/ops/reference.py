@@ -41,8 +41,10 @@ def rotary_embedding(
         else:
             first, second = rotated[..., :half], rotated[..., half:]
         a, b = first.float(), second.float()
-        first.copy_(a * cos_T1N - b * sin_T1N)
-        second.copy_(b * cos_T1N + a * sin_T1N)
+        # Both are worked out before either is written: float() of float32 is no copy.
+        turned = a * cos_T1N - b * sin_T1N, b * cos_T1N + a * sin_T1N
+        first.copy_(turned[0])
+        second.copy_(turned[1])
     return query_THD, key_TKD
 
 
