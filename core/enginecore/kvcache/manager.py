@@ -19,8 +19,8 @@ from enginecore.kvcache.hashing import block_hashes
 class BlockTable:
     """The blocks of one sequence. `hashes` are identities of its full blocks so far, `root` the chain's parent.
 
-    `num_published` full blocks have been offered to the prefix index. `may_share_tail` is set by a fork: the next write
-    must check whether the block it goes to has another owner.
+    `num_published` full blocks have been offered to the prefix index. `may_share_tail` is set by a fork: writes must
+    check whether the block they go to has another owner. `epoch` is the manager's at the time the blocks were taken.
     """
 
     root: bytes
@@ -28,6 +28,7 @@ class BlockTable:
     hashes: list[bytes] = field(default_factory=list)
     num_published: int = 0
     may_share_tail: bool = False
+    epoch: int = 0
 
 
 class KVCacheManager:
@@ -39,6 +40,7 @@ class KVCacheManager:
         self.prefix_caching = prefix_caching
         self.queries = 0
         self.hits = 0
+        self._epoch = 0
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
@@ -70,6 +72,7 @@ class KVCacheManager:
             return False
         table.blocks = blocks + fresh
         table.num_published = len(blocks)
+        table.epoch = self._epoch
         return True
 
     def can_attach(self, table: BlockTable, num_tokens: int, needed_blocks: int, spare: int) -> bool:
@@ -94,10 +97,21 @@ class KVCacheManager:
             table.blocks += fresh
         return fresh
 
+    def publishes(self, table: BlockTable) -> bool:
+        """Whether the table's new full blocks may be found by others: not when they were begun before a `reset`."""
+        return self.prefix_caching and table.epoch == self._epoch
+
+    def reset(self) -> int:
+        """Forget every cached prefix; returns how many blocks were forgotten.
+
+        Sequences keep their blocks, but what they have computed so far, and what builds on it, is not offered either."""
+        self._epoch += 1
+        return self.pool.reset_cache()
+
     def publish(self, table: BlockTable, new_token_ids: list[int], num_computed: int) -> None:
         """Offer full, computed blocks to the prefix index. `new_token_ids` are the tokens of the full blocks that
         `table.hashes` does not cover yet."""
-        if not self.prefix_caching:
+        if not self.publishes(table):
             return
         if new_token_ids:
             parent = table.hashes[-1] if table.hashes else table.root
@@ -111,7 +125,14 @@ class KVCacheManager:
         """A second sequence with the same tokens: all blocks shared, the partial last one included."""
         self.pool.share(table.blocks)
         table.may_share_tail = True
-        return BlockTable(table.root, list(table.blocks), list(table.hashes), table.num_published, may_share_tail=True)
+        return BlockTable(
+            table.root,
+            list(table.blocks),
+            list(table.hashes),
+            table.num_published,
+            may_share_tail=True,
+            epoch=table.epoch,
+        )
 
     def make_writable(self, table: BlockTable, first: int, last: int) -> list[tuple[int, int, int]] | None:
         """Before tokens at positions `first` to `last` are written: replace each block there that has another owner.
@@ -134,7 +155,8 @@ class KVCacheManager:
             copies.append((i, table.blocks[i], new))
             self.pool.release([table.blocks[i]])
             table.blocks[i] = new
-        table.may_share_tail = False
+        behind = table.blocks[last // self.block_size + 1 :]
+        table.may_share_tail = any(self.pool.ref_count(block) > 1 for block in behind)
         return copies
 
     def free(self, table: BlockTable) -> None:

@@ -1,4 +1,4 @@
-"""The waiting queue: ordered by priority then arrival (or arrival alone), with O(log n) push and pop and O(1) removal."""
+"""The waiting queue: ordered by priority then arrival (or arrival alone), with O(log n) push and pop, O(1) removal."""
 
 from __future__ import annotations
 

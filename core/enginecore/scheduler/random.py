@@ -25,13 +25,12 @@ def request_seed(engine_seed: int, arrival: int) -> int:
     return _mix(_mix(engine_seed & _MASK) ^ arrival)
 
 
-def uniforms(
-    seeds_R: npt.NDArray[np.uint64], positions_R: npt.NDArray[np.uint64]
-) -> npt.NDArray[np.float64]:
+def uniforms(seeds_R: npt.NDArray[np.uint64], positions_R: npt.NDArray[np.uint64]) -> npt.NDArray[np.float64]:
     """One number in [0, 1) for each (seed, position)."""
     with np.errstate(over="ignore"):
         z = seeds_R + (positions_R + np.uint64(1)) * np.uint64(_GAMMA)
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z = z ^ (z >> np.uint64(31))
-    return (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    numbers: npt.NDArray[np.float64] = (z >> np.uint64(11)).astype(np.float64) * 2.0**-53
+    return numbers

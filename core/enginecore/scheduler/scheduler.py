@@ -1,9 +1,9 @@
 """The scheduler: continuous batching with one token budget a step.
 
-There is no prefill phase and no decode phase. Each sequence has tokens it knows (`num_tokens`) and tokens whose keys and
-values are computed (`num_computed`); a step hands out a budget of tokens to close the gap, running sequences first, then
-waiting ones. A sequence whose gap closes gets a next token sampled. Chunked prefill, prefix hits and preemption are
-nothing but different sizes of the gap.
+There is no prefill phase and no decode phase. Each sequence has tokens it knows (`num_tokens`) and tokens whose keys
+and values are computed (`num_computed`); a step hands out a budget of tokens to close the gap, running sequences first,
+then waiting ones. A sequence whose gap closes gets a next token sampled. Chunked prefill, prefix hits and preemption
+are nothing but different sizes of the gap.
 
 Invariants: the plan never exceeds the budget or the slots; a sequence is admitted only if the pool can hold all its
 known tokens beside what running prompts still need; when a running sequence cannot grow, the last in order (lowest
@@ -102,8 +102,8 @@ class Scheduler:
         return bool(self._sequences)
 
     def reset_prefix_cache(self) -> int:
-        """Forget every cached prefix; returns the number of blocks forgotten."""
-        return self.pool.reset_cache()
+        """Forget every cached prefix, those of running sequences too; returns the number of blocks forgotten."""
+        return self.kv.reset()
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class Scheduler:
         return alive
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Give a sequence's blocks back and let it wait again, with its tokens: it is recomputed, cached parts aside."""
+        """Take a sequence's blocks and let it wait again, with its tokens: it is recomputed, cached parts aside."""
         self._leave(sequence)
         sequence.num_preemptions += 1
         if sequence.prompt_logprobs is not None:
@@ -253,7 +253,9 @@ class Scheduler:
         ended = stopped | at_limit
 
         outputs = []
-        for row, slot, token, done in zip(rows.tolist(), sampled.tolist(), result.token_ids, ended.tolist(), strict=True):
+        for row, slot, token, done in zip(
+            rows.tolist(), sampled.tolist(), result.token_ids, ended.tolist(), strict=True
+        ):
             sequence = table.sequence(slot)
             output = EngineOutput(sequence.request.request_id, [token], num_cached_tokens=max(sequence.num_cached, 0))
             if result.logprobs and row in result.logprobs:
@@ -266,9 +268,9 @@ class Scheduler:
         return outputs
 
     def _publish(self, slot: int, num_computed: int) -> None:
-        if not self.config.prefix_caching:
-            return
         block_table = self.running.sequence(slot).table
+        if not self.kv.publishes(block_table):
+            return
         block_size = self.config.block_size
         start, full = len(block_table.hashes) * block_size, num_computed // block_size * block_size
         fresh: list[int] = self.running.tokens_SL[slot, start:full].tolist() if full > start else []
