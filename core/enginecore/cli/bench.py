@@ -1,0 +1,138 @@
+"""`enginecore bench`: throughput offline, latency by batch size, and what the users of a server feel."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from enginecore.cli.common import with_engine
+from enginecore.config import EngineArgs
+
+app = typer.Typer(
+    help="Measure. Absolute figures mean little on a shared machine: quote ratios of interleaved runs, and medians.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+WORK = "Workload"
+
+Workload = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.json",
+        help='A list of {"prompt": TEXT or "prompt_token_ids": [...], "output_tokens": N}. Default: a built-in one of '
+        "128 requests with the length distribution of chat traffic, mean input 136 and mean output 117 tokens.",
+        rich_help_panel=WORK,
+    ),
+]
+NumRequests = Annotated[
+    int,
+    typer.Option(
+        min=1, help="How many requests; the workload is taken from its start and repeated.", rich_help_panel=WORK
+    ),
+]
+Repeat = Annotated[int, typer.Option(min=1, help="Measure this often and report the medians.", rich_help_panel=WORK)]
+Json = Annotated[bool, typer.Option("--json", help="Print everything, machine and settings too, as JSON.")]
+
+
+@app.command()
+@with_engine
+def throughput(
+    engine: EngineArgs,
+    workload: Workload = None,
+    num_requests: NumRequests = 32,
+    repeat: Repeat = 1,
+    as_json: Json = False,
+) -> None:
+    """All requests at once through the Python API: how many tokens a second?
+
+    Answers are greedy and exactly as long as the workload says, so that every engine does the same work. `kv_waste` is
+    the share of KV slots held by running sequences that hold no token.
+
+    Example: enginecore bench throughput --dtype bfloat16 --num-requests 32 --repeat 3
+    """
+    from enginecore.cli.bench_report import print_report
+    from enginecore.cli.bench_throughput import measure_throughput
+    from enginecore.cli.bench_workload import load_workload
+
+    print_report(measure_throughput(engine, load_workload(workload, num_requests), repeat), as_json=as_json)
+
+
+@app.command()
+@with_engine
+def latency(
+    engine: EngineArgs,
+    batch_sizes: Annotated[
+        str, typer.Option(help="Batch sizes to measure, separated by commas.", rich_help_panel=WORK)
+    ] = "1,4,16",
+    input_len: Annotated[int, typer.Option(min=1, help="Prompt tokens of each sequence.", rich_help_panel=WORK)] = 128,
+    output_len: Annotated[int, typer.Option(min=2, help="Output tokens of each sequence.", rich_help_panel=WORK)] = 64,
+    workload: Workload = None,
+    num_requests: NumRequests = 32,
+    repeat: Repeat = 3,
+    as_json: Json = False,
+) -> None:
+    """One batch at a time: time of its prefill, time of its decode, TTFT and TPOT.
+
+    The prompts are cut from the text of the workload's first --num-requests requests; no two are the same, so the
+    prefix cache has no part in it.
+
+    Example: enginecore bench latency --batch-sizes 1,8 --input-len 512 --output-len 128
+    """
+    from enginecore.cli.bench_latency import measure_latency, parse_batch_sizes
+    from enginecore.cli.bench_report import print_report
+    from enginecore.cli.bench_workload import load_workload
+
+    sizes = parse_batch_sizes(batch_sizes)
+    items = load_workload(workload, num_requests)
+    print_report(measure_latency(engine, items, sizes, input_len, output_len, repeat), as_json=as_json)
+
+
+@app.command()
+@with_engine
+def serve(
+    engine: EngineArgs,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="A running OpenAI-compatible server, ours or another's, such as http://127.0.0.1:8000. Without it a "
+            "server is started with the options above, and stopped afterwards.",
+            rich_help_panel="Server",
+        ),
+    ] = None,
+    api_key: Annotated[
+        str | None,
+        typer.Option(help="Key of the server at --url.", envvar="ENGINECORE_API_KEY", rich_help_panel="Server"),
+    ] = None,
+    served_model: Annotated[
+        str | None,
+        typer.Option(help="Model name to ask for. Default: the first that the server lists.", rich_help_panel="Server"),
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Closed loop: this many requests in flight at all times.", rich_help_panel=WORK)
+    ] = 16,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Open loop instead: start this many requests a second, at Poisson times, whatever the server does.",
+            rich_help_panel=WORK,
+        ),
+    ] = None,
+    workload: Workload = None,
+    num_requests: NumRequests = 32,
+    repeat: Repeat = 1,
+    as_json: Json = False,
+) -> None:
+    """Streams over HTTP: time to first token, time per output token, the gaps between tokens, and failures.
+
+    Example: enginecore bench serve --concurrency 16 --num-requests 64
+    """
+    from enginecore.cli.bench_report import print_report
+    from enginecore.cli.bench_serve import Load, measure_serving
+    from enginecore.cli.bench_workload import load_workload
+
+    load = Load(url=url, api_key=api_key, model=served_model, concurrency=concurrency, rate=rate)
+    print_report(measure_serving(engine, load, load_workload(workload, num_requests), repeat), as_json=as_json)
