@@ -6,12 +6,16 @@ import contextlib
 from typing import Any
 
 import torch
+from enginecore.device.attention import AttentionBackend
 from enginecore.device.backend import Backend
 from enginecore.device.manifest import BackendContext
+from enginecore.device.optable import OpTable
 from enginecore.errors import DriverMissingError
 
 from enginecore_cpu import native, system
+from enginecore_cpu.attention import NativeAttention, native_capabilities
 from enginecore_cpu.memory import CpuMemory
+from enginecore_cpu.ops import NativeOps
 from enginecore_cpu.torch_path import TorchAttention, TorchOps, torch_capabilities
 
 
@@ -29,20 +33,29 @@ class HostEvent:
 
 
 class CpuBackend(Backend):
-    """`options`: "kernels" ("native" or "torch") overrides the choice, for tests and comparisons."""
+    """`options`, for tests and comparisons: "kernels" ("native" or "torch"), "isa" (a name that `doctor` shows)."""
+
+    attention: AttentionBackend
+    ops: OpTable
 
     def __init__(self, ctx: BackendContext) -> None:
         self.memory = CpuMemory()
         self.num_threads = ctx.num_threads or system.cpu_budget().threads
         torch.set_num_threads(self.num_threads)
         wanted = ctx.options.get("kernels")
-        self._native = None if wanted == "torch" else native.load()
-        if wanted == "native" and self._native is None:
+        module = None if wanted == "torch" else native.load()
+        if wanted == "native" and module is None:
             raise DriverMissingError("the CPU plugin was installed without compiled kernels")
         self.set_device(ctx.index)
-        self.capabilities = torch_capabilities()
-        self.attention = TorchAttention(self.capabilities)
-        self.ops = TorchOps()
+        if module is None:
+            self.capabilities = torch_capabilities()
+            self.attention = TorchAttention(self.capabilities)
+            self.ops = TorchOps()
+        else:
+            kernels = module.Kernels(self.num_threads, ctx.options.get("isa", ""))
+            self.capabilities = native_capabilities(kernels.isa)
+            self.attention = NativeAttention(kernels, self.capabilities)
+            self.ops = NativeOps(kernels)
 
     def torch_device(self) -> torch.device:
         return torch.device("cpu")

@@ -1,0 +1,144 @@
+"""The op table over the native kernels; signatures and meanings are those of `enginecore.ops.schema`.
+
+Shapes: T tokens, E hidden size, F intermediate size, H and K heads, D head size, O outputs, I inputs, R rows, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from enginecore.device.capabilities import Verdict
+from enginecore.device.optable import Impl, OpQuery, OpTable
+
+_DTYPES = ("float32", "bfloat16")
+_ACTIVATIONS = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}
+
+
+def _supports(query: OpQuery) -> Verdict:
+    reasons = [] if query.dtype in _DTYPES else [f"{query.op} has no {query.dtype} kernel, only {', '.join(_DTYPES)}"]
+    return Verdict.of(reasons)
+
+
+class PackedLinear:
+    """A weight in the kernels' panel layout. Calling it multiplies: x [..., I] gives [..., O].
+
+    The result has x's dtype, or float32 with `out_dtype=torch.float32` (logits without a rounding step). x must have
+    the weight's dtype. A row's result does not depend on the other rows.
+    """
+
+    __slots__ = ("_packed", "_run", "dtype", "in_features", "nbytes", "out_features")
+
+    def __init__(self, packed: Any, dtype: torch.dtype) -> None:
+        self._packed = packed
+        self._run = packed.run
+        self.dtype = dtype
+        self.in_features: int = packed.in_features
+        self.out_features: int = packed.out_features
+        self.nbytes: int = packed.nbytes
+
+    def __call__(self, x: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        y = x.new_empty((*x.shape[:-1], self.out_features), dtype=out_dtype)
+        try:
+            self._run(x, y)
+        except ValueError:
+            if x.is_contiguous():
+                raise
+            self._run(x.contiguous(), y)
+        return y
+
+    def rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """Rows `ids` (int64) of the weight as it was given: [..., I]."""
+        out = torch.empty((*ids.shape, self.in_features), dtype=self.dtype)
+        self._packed.rows(ids.contiguous(), out)
+        return out
+
+
+class NativeOps(OpTable):
+    def __init__(self, kernels: Any) -> None:
+        self._kernels = kernels
+        table: dict[str, Callable[..., Any]] = {
+            "rms_norm": self._rms_norm,
+            "fused_add_rms_norm": self._fused_add_rms_norm,
+            "rotary_embedding": self._rotary_embedding,
+            "pack_linear": self._pack_linear,
+            "sample": self._sample,
+            **{name: self._gate(kind) for name, kind in _ACTIVATIONS.items()},
+        }
+        self._impls = {name: Impl(run, _supports, f"{kernels.isa}/{name}") for name, run in table.items()}
+
+    def get(self, op: str) -> Impl | None:
+        return self._impls.get(op)
+
+    def _rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+        out = torch.empty(x.shape, dtype=x.dtype)
+        try:
+            self._kernels.rms_norm(x, weight, out, eps)
+        except ValueError:
+            if x.is_contiguous():
+                raise
+            self._kernels.rms_norm(x.contiguous(), weight, out, eps)
+        return out
+
+    def _fused_add_rms_norm(
+        self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        # The normalised rows take x's memory when nothing but x lies in it.
+        out = x if x.is_contiguous() else torch.empty(x.shape, dtype=x.dtype)
+        self._kernels.add_rms_norm(x, residual, weight, out, eps)
+        return out, residual
+
+    def _rotary_embedding(
+        self,
+        positions: torch.Tensor,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        cos_sin: torch.Tensor,
+        interleaved: bool,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        self._kernels.rotary(positions, query, key, cos_sin, interleaved)
+        return query, key
+
+    def _gate(self, kind: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        run = self._kernels.gate
+
+        def gate(x: torch.Tensor) -> torch.Tensor:
+            out = x.new_empty((*x.shape[:-1], x.shape[-1] // 2))
+            try:
+                run(x, out, kind)
+            except ValueError:
+                if x.is_contiguous():
+                    raise
+                run(x.contiguous(), out, kind)
+            return out
+
+        return gate
+
+    def _pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+        weight = weight.detach()
+        if weight.dim() == 2 and weight.stride(1) != 1:
+            weight = weight.contiguous()
+        values = None if bias is None else bias.detach().float().contiguous()
+        return PackedLinear(self._kernels.linear(weight, values), weight.dtype)
+
+    def _sample(
+        self,
+        logits: torch.Tensor,
+        temperature: torch.Tensor,
+        top_k: torch.Tensor,
+        top_p: torch.Tensor,
+        min_p: torch.Tensor,
+        uniform: torch.Tensor,
+    ) -> torch.Tensor:
+        ids = torch.empty(logits.shape[0], dtype=torch.int64)
+        self._kernels.sample(
+            logits,
+            temperature.to(torch.float32).contiguous(),
+            top_k.to(torch.int64).contiguous(),
+            top_p.to(torch.float32).contiguous(),
+            min_p.to(torch.float32).contiguous(),
+            uniform.to(torch.float64).contiguous(),
+            ids,
+        )
+        return ids

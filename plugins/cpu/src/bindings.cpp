@@ -1,0 +1,304 @@
+// The Python face of the kernels. Every function checks shapes and types before a pointer is followed, and lets go of
+// the interpreter while it works.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+
+#include "drivers.hpp"
+#include "tensor.hpp"
+
+namespace {
+
+using Pairs = std::vector<std::pair<int64_t, int64_t>>;
+
+CacheView cache_view(nb::handle object, int head_size, const char* name) {
+  const Tensor t = view(object, name, 5);
+  CacheView c;
+  c.dtype = float_type(t, name);
+  require(t.contiguous() && t.shape[1] == 2, name, "must be a contiguous [blocks, 2, kv heads, block size, padded head size]");
+  c.data = t.data;
+  c.num_blocks = t.shape[0];
+  c.kv_heads = int(t.shape[2]);
+  c.block_size = int(t.shape[3]);
+  c.padded = int(t.shape[4]);
+  c.head_size = head_size;
+  require(c.block_size == 8 || (c.block_size > 0 && c.block_size % kPanel == 0), name, "must have a block size of 8 or a multiple of 16");
+  require(c.padded == (head_size + kPanel - 1) / kPanel * kPanel, name, "was laid out for another head size");
+  return c;
+}
+
+void require_heads(const Tensor& t, const char* name) {
+  require(t.stride[2] == 1 || t.shape[2] == 1, name, "must be contiguous in its last dimension");
+}
+
+class Linear {
+ public:
+  Linear(Pool& pool, const Isa& isa, nb::handle weight, nb::handle bias) : pool_(pool), isa_(isa) {
+    const Tensor w = view(weight, "weight", 2);
+    const DType dtype = float_type(w, "weight");
+    require(w.shape[0] > 0 && w.shape[1] > 0, "weight", "must not be empty");
+    require(w.stride[1] == 1 || w.shape[1] == 1, "weight", "must be contiguous in its last dimension");
+    packed_ = std::make_unique<PackedWeight>(w.shape[0], w.shape[1], dtype);
+    if (!bias.is_none()) {
+      const Tensor b = view(bias, "bias", 1, Kind::kFloat32);
+      require(b.shape[0] == w.shape[0] && b.contiguous(), "bias", "must be contiguous, one value for each output");
+      packed_->bias.assign(b.as<float>(), b.as<float>() + b.shape[0]);
+    }
+    nb::gil_scoped_release release;
+    packed_->pack(pool_, w.data, w.stride[0] * w.item());
+  }
+
+  void run(nb::handle x_object, nb::handle y_object) const {
+    const Tensor x = view(x_object, "x"), y = view(y_object, "y");
+    const Rows in = as_rows(x, "x"), out = as_rows(y, "y");
+    const PackedWeight& w = *packed_;
+    require(in.width == w.K, "x", "has the wrong number of features");
+    require(out.width == w.N && out.rows == in.rows, "y", "has the wrong shape");
+    const DType dtype = float_type(x, "x");
+    if (dtype != w.dtype) throw nb::type_error("x must have the weight's dtype");
+    require(y.kind == Kind::kFloat32 || y.kind == x.kind, "y", "must be float32 or have x's dtype");
+    nb::gil_scoped_release release;
+    run_linear(pool_, isa_, w, in.data, in.stride, in.rows, out.data, out.stride, y.kind == Kind::kFloat32);
+  }
+
+  void rows(nb::handle ids_object, nb::handle out_object) const {
+    const Tensor ids = view(ids_object, "ids"), out = view(out_object, "out");
+    require(ids.kind == Kind::kInt64 && ids.contiguous(), "ids", "must be contiguous int64");
+    require(out.contiguous() && out.numel() == ids.numel() * packed_->K, "out", "has the wrong shape");
+    require(float_type(out, "out") == packed_->dtype, "out", "must have the weight's dtype");
+    nb::gil_scoped_release release;
+    packed_->rows(pool_, ids.as<int64_t>(), ids.numel(), out.data);
+  }
+
+  int64_t in_features() const { return packed_->K; }
+  int64_t out_features() const { return packed_->N; }
+  int64_t nbytes() const { return int64_t(packed_->data.size() + packed_->bias.size() * 4); }
+
+ private:
+  Pool& pool_;
+  const Isa& isa_;
+  std::unique_ptr<PackedWeight> packed_;
+};
+
+class Kernels {
+ public:
+  Kernels(int threads, const std::string& isa) : isa_(*choose_isa(isa.c_str())), pool_(threads) {}
+
+  const char* isa() const { return isa_.name; }
+  int threads() const { return pool_.threads(); }
+
+  Linear* linear(nb::handle weight, nb::handle bias) { return new Linear(pool_, isa_, weight, bias); }
+
+  void rms_norm(nb::handle x_object, nb::handle weight_object, nb::handle out_object, double eps) {
+    norm(view(x_object, "x"), nullptr, weight_object, out_object, eps);
+  }
+
+  void add_rms_norm(nb::handle x_object, nb::handle residual_object, nb::handle weight_object, nb::handle out_object, double eps) {
+    const Tensor x = view(x_object, "x"), residual = view(residual_object, "residual");
+    require(residual.kind == x.kind, "residual", "must have x's dtype");
+    norm(x, &residual, weight_object, out_object, eps);
+  }
+
+  void rotary(nb::handle positions_object, nb::handle q_object, nb::handle k_object, nb::handle table_object, bool interleaved) {
+    const Tensor positions = view(positions_object, "positions", 1, Kind::kInt64);
+    const Tensor q = view(q_object, "query", 3), table = view(table_object, "cos_sin", 2, Kind::kFloat32);
+    require(positions.contiguous() && positions.shape[0] == q.shape[0], "positions", "must be contiguous, one a token");
+    require(table.shape[1] % 2 == 0 && table.shape[1] <= q.shape[2] && (table.stride[1] == 1 || table.shape[1] <= 1), "cos_sin",
+            "must be [positions, N], N even and at most the head size");
+    require_heads(q, "query");
+    RotaryArgs a{};
+    a.dtype = float_type(q, "query");
+    a.q = q.data;
+    a.q_token = q.stride[0] * q.item();
+    a.q_head = q.stride[1] * q.item();
+    a.q_heads = int(q.shape[1]);
+    if (!k_object.is_none()) {
+      const Tensor k = view(k_object, "key", 3);
+      require(k.kind == q.kind && k.shape[0] == q.shape[0] && k.shape[2] == q.shape[2], "key", "must match query");
+      require_heads(k, "key");
+      a.k = k.data;
+      a.k_token = k.stride[0] * k.item();
+      a.k_head = k.stride[1] * k.item();
+      a.k_heads = int(k.shape[1]);
+    }
+    a.half = int(table.shape[1] / 2);
+    a.cos_sin = table.as<float>();
+    a.cos_sin_stride = table.stride[0];
+    a.positions = positions.as<int64_t>();
+    a.interleaved = interleaved;
+    nb::gil_scoped_release release;
+    run_rotary(pool_, isa_, a, q.shape[0], table.shape[0]);
+  }
+
+  void gate(nb::handle x_object, nb::handle out_object, int kind) {
+    const Tensor x = view(x_object, "x"), out = view(out_object, "out");
+    const Rows in = as_rows(x, "x");
+    require(in.width % 2 == 0, "x", "must have an even number of features");
+    require(kind >= 0 && kind <= 2, "kind", "is unknown");
+    require(out.contiguous() && out.kind == x.kind && out.numel() == in.rows * in.width / 2, "out", "has the wrong shape");
+    const GateArgs a{in.data, in.stride, out.data, in.width / 2, Activation(kind), float_type(x, "x")};
+    nb::gil_scoped_release release;
+    run_gate(pool_, isa_, a, in.rows);
+  }
+
+  void cache_write(nb::handle k_object, nb::handle v_object, nb::handle cache_object, nb::handle slots_object) {
+    const Tensor k = view(k_object, "key", 3), v = view(v_object, "value", 3), slots = view(slots_object, "slot_mapping", 1, Kind::kInt64);
+    const CacheView cache = cache_view(cache_object, int(k.shape[2]), "kv_cache");
+    require(float_type(k, "key") == cache.dtype && k.kind == v.kind, "key and value", "must have the cache's dtype");
+    require(k.shape[1] == cache.kv_heads && v.shape[1] == cache.kv_heads, "key and value", "must have the cache's number of heads");
+    require(v.shape[2] == k.shape[2] && v.shape[0] == k.shape[0], "value", "must have key's shape");
+    require(slots.shape[0] <= k.shape[0] && slots.contiguous(), "slot_mapping", "must be contiguous, at most one slot a token");
+    require_heads(k, "key");
+    require_heads(v, "value");
+    const CacheWriteArgs a{k.data, v.data, k.stride[0] * k.item(), k.stride[1] * k.item(), v.stride[0] * v.item(),
+                           v.stride[1] * v.item(), cache, slots.as<int64_t>()};
+    nb::gil_scoped_release release;
+    run_cache_write(pool_, isa_, a, slots.shape[0]);
+  }
+
+  void attention(nb::handle q_object, nb::handle cache_object, nb::handle starts_object, nb::handle lens_object,
+                 nb::handle table_object, nb::handle out_object, double scale, double soft_cap, int64_t window,
+                 nb::handle sinks_object, nb::handle alibi_object, bool causal) {
+    const Tensor q = view(q_object, "query", 3), out = view(out_object, "out", 3);
+    const Tensor starts = view(starts_object, "query_start_loc", 1, Kind::kInt32), lens = view(lens_object, "seq_lens", 1, Kind::kInt32);
+    const Tensor table = view(table_object, "block_table", 2, Kind::kInt32);
+    AttentionArgs a{};
+    a.cache = cache_view(cache_object, int(q.shape[2]), "kv_cache");
+    require(float_type(q, "query") == a.cache.dtype && out.kind == q.kind, "query and out", "must have the cache's dtype");
+    require(q.shape[1] % a.cache.kv_heads == 0, "query", "must have a multiple of the cache's heads");
+    require(out.shape[0] == q.shape[0] && out.shape[1] == q.shape[1] && out.shape[2] == q.shape[2], "out", "must have query's shape");
+    require(starts.contiguous() && lens.contiguous() && starts.shape[0] >= lens.shape[0] + 1, "query_start_loc", "must be one longer than seq_lens");
+    require(table.shape[0] >= lens.shape[0] && (table.stride[1] == 1 || table.shape[1] <= 1), "block_table", "must have one contiguous row a sequence");
+    require_heads(q, "query");
+    require_heads(out, "out");
+    a.q = q.data;
+    a.q_token = q.stride[0] * q.item();
+    a.q_head = q.stride[1] * q.item();
+    a.out = out.data;
+    a.out_token = out.stride[0] * out.item();
+    a.out_head = out.stride[1] * out.item();
+    a.query_start = starts.as<int32_t>();
+    a.seq_lens = lens.as<int32_t>();
+    a.table = table.as<int32_t>();
+    a.table_stride = table.stride[0];
+    a.group = int(q.shape[1] / a.cache.kv_heads);
+    a.scale = float(scale);
+    a.soft_cap = float(soft_cap);
+    a.window = window;
+    a.sinks = per_head(sinks_object, "sinks", q.shape[1]);
+    a.alibi = per_head(alibi_object, "alibi_slopes", q.shape[1]);
+    a.causal = causal;
+    nb::gil_scoped_release release;
+    run_attention(pool_, isa_, a, AttentionBatch{lens.shape[0], q.shape[0], table.shape[1], q.shape[1]});
+  }
+
+  void copy_blocks(const std::vector<nb::object>& sources, const std::vector<nb::object>& targets, const Pairs& pairs) {
+    require(sources.size() == targets.size(), "src and dst", "must have as many caches");
+    struct Side { char *from, *to; int64_t bytes; };
+    std::vector<Side> sides;
+    for (size_t i = 0; i < sources.size(); ++i) {
+      const Tensor s = view(sources[i], "src"), d = view(targets[i], "dst");
+      require(s.dims >= 1 && d.dims >= 1 && s.contiguous() && d.contiguous() && s.kind == d.kind, "src and dst", "must be contiguous and of one dtype");
+      const int64_t bytes = s.shape[0] ? s.numel() / s.shape[0] * s.item() : 0;
+      require(d.shape[0] == 0 || d.numel() / d.shape[0] * d.item() == bytes, "src and dst", "must have blocks of one size");
+      for (const auto& [from, to] : pairs)
+        if (from < 0 || from >= s.shape[0] || to < 0 || to >= d.shape[0])
+          throw nb::index_error(("block pair (" + std::to_string(from) + ", " + std::to_string(to) + ") is outside the cache").c_str());
+      sides.push_back(Side{s.data, d.data, bytes});
+    }
+    nb::gil_scoped_release release;
+    Pieces pieces(int64_t(sides.size()), pool_.threads(), 1);
+    pool_.run([&] {
+      for (int64_t begin, end; pieces.next(&begin, &end);)
+        for (int64_t i = begin; i < end; ++i)
+          for (const auto& [from, to] : pairs)
+            std::memmove(sides[size_t(i)].to + to * sides[size_t(i)].bytes, sides[size_t(i)].from + from * sides[size_t(i)].bytes, size_t(sides[size_t(i)].bytes));
+    });
+  }
+
+  void sample(nb::handle logits_object, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
+              nb::handle uniform, nb::handle ids_object) {
+    const Tensor logits = view(logits_object, "logits", 2, Kind::kFloat32);
+    require(logits.shape[1] > 0 && (logits.stride[1] == 1 || logits.shape[1] == 1), "logits", "must have contiguous rows");
+    SampleArgs a{};
+    a.logits = logits.as<float>();
+    a.stride = logits.stride[0];
+    a.rows = logits.shape[0];
+    a.vocab = logits.shape[1];
+    a.temperature = column<float>(temperature, "temperature", Kind::kFloat32, a.rows);
+    a.top_k = column<int64_t>(top_k, "top_k", Kind::kInt64, a.rows);
+    a.top_p = column<float>(top_p, "top_p", Kind::kFloat32, a.rows);
+    a.min_p = column<float>(min_p, "min_p", Kind::kFloat32, a.rows);
+    a.uniform = column<double>(uniform, "uniform", Kind::kFloat64, a.rows);
+    a.ids = column<int64_t>(ids_object, "ids", Kind::kInt64, a.rows);
+    nb::gil_scoped_release release;
+    run_sample(pool_, isa_, a);
+  }
+
+ private:
+  void norm(const Tensor& x, const Tensor* residual, nb::handle weight_object, nb::handle out_object, double eps) {
+    const Tensor weight = view(weight_object, "weight", 1), out = view(out_object, "out");
+    const NestedRows in = as_nested_rows(x, "x");
+    require(weight.shape[0] == in.width && weight.contiguous(), "weight", "must be contiguous, one value a feature");
+    require(out.contiguous() && out.kind == x.kind && out.numel() == in.rows * in.width, "out", "has the wrong shape");
+    NormArgs a{in.data, in.inner_stride, in.inner_count, in.outer_stride, nullptr, 0, weight.data, out.data, in.width, float(eps), float_type(x, "x"), float_type(weight, "weight")};
+    if (residual) {
+      const Rows r = as_rows(*residual, "residual");
+      require(r.rows == in.rows && r.width == in.width, "residual", "must have x's shape");
+      a.residual = r.data;
+      a.residual_stride = r.stride;
+    }
+    nb::gil_scoped_release release;
+    run_norm(pool_, isa_, a, in.rows);
+  }
+
+  static const float* per_head(nb::handle object, const char* name, int64_t heads) {
+    if (object.is_none()) return nullptr;
+    const Tensor t = view(object, name, 1, Kind::kFloat32);
+    require(t.shape[0] == heads && t.contiguous(), name, "must be contiguous, one value a query head");
+    return t.as<float>();
+  }
+
+  template <class T> static T* column(nb::handle object, const char* name, Kind kind, int64_t rows) {
+    const Tensor t = view(object, name, 1, kind);
+    require(t.shape[0] == rows && t.contiguous(), name, "must be contiguous, one value a row");
+    return t.as<T>();
+  }
+
+  const Isa& isa_;
+  Pool pool_;
+};
+
+}  // namespace
+
+NB_MODULE(_native, m) {
+  m.doc() = "The compiled kernels of the CPU plugin.";
+  m.def("isa", [] { return choose_isa("")->name; }, "The instruction set that is used unless another is asked for.");
+  nb::class_<Linear>(m, "Linear")
+      .def("run", &Linear::run, "y = x w^T + bias")
+      .def("rows", &Linear::rows)
+      .def_prop_ro("in_features", &Linear::in_features)
+      .def_prop_ro("out_features", &Linear::out_features)
+      .def_prop_ro("nbytes", &Linear::nbytes);
+  nb::class_<Kernels>(m, "Kernels")
+      .def(nb::init<int, std::string>(), nb::arg("threads"), nb::arg("isa") = "")
+      .def_prop_ro("isa", &Kernels::isa)
+      .def_prop_ro("threads", &Kernels::threads)
+      .def("linear", &Kernels::linear, nb::arg("weight"), nb::arg("bias").none(), nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
+      .def("rms_norm", &Kernels::rms_norm)
+      .def("add_rms_norm", &Kernels::add_rms_norm)
+      .def("rotary", &Kernels::rotary, nb::arg("positions"), nb::arg("query"), nb::arg("key").none(), nb::arg("cos_sin"), nb::arg("interleaved"))
+      .def("gate", &Kernels::gate)
+      .def("cache_write", &Kernels::cache_write)
+      .def("attention", &Kernels::attention, nb::arg("query"), nb::arg("kv_cache"), nb::arg("query_start_loc"), nb::arg("seq_lens"),
+           nb::arg("block_table"), nb::arg("out"), nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks").none(),
+           nb::arg("alibi_slopes").none(), nb::arg("causal"))
+      .def("copy_blocks", &Kernels::copy_blocks)
+      .def("sample", &Kernels::sample);
+}

@@ -1,0 +1,174 @@
+#include "drivers.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
+namespace {
+
+constexpr int64_t kHuge = 2 << 20;
+// Work below about two microseconds is not worth waking another thread for.
+constexpr int64_t kSmallElements = 4096;
+
+// Rows that stay in the second-level cache while a group of weight panels passes over them.
+constexpr int64_t kRowBytes = 384 << 10;
+
+template <class F> void over_rows(Pool& pool, int64_t rows, int64_t row_elements, F&& f) {
+  if (rows * row_elements <= kSmallElements) return f(0, rows);
+  Pieces pieces(rows, pool.threads(), 1);
+  pool.run([&] {
+    for (int64_t begin, end; pieces.next(&begin, &end);) f(begin, end);
+  });
+}
+
+int64_t item_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
+
+}  // namespace
+
+const Isa* choose_isa(const char* wanted) {
+  const std::string name = wanted ? wanted : "";
+  const Isa* found[4];
+  int count = 0;
+#if defined(EC_X86)
+  __builtin_cpu_init();
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#if defined(EC_AVX512_BF16)
+  if (avx512 && __builtin_cpu_supports("avx512bf16")) found[count++] = isa_avx512_bf16();
+#endif
+#if defined(EC_AVX512)
+  if (avx512) found[count++] = isa_avx512();
+#endif
+#if defined(EC_AVX2)
+  if (avx2) found[count++] = isa_avx2();
+#endif
+  (void)avx512;
+#endif
+  found[count++] = isa_generic();
+  if (name.empty()) return found[0];
+  for (int i = 0; i < count; ++i)
+    if (name == found[i]->name) return found[i];
+  throw std::invalid_argument("this processor or build has no kernels named " + name);
+}
+
+Buffer::Buffer(size_t bytes) : size_(bytes) {
+  const size_t align = bytes >= size_t(kHuge) ? size_t(kHuge) : 64;
+  const size_t padded = (std::max<size_t>(bytes, 1) + align - 1) / align * align;
+  void* memory = nullptr;
+  if (posix_memalign(&memory, align, padded) != 0) throw std::bad_alloc();
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  if (bytes >= size_t(kHuge)) madvise(memory, padded, MADV_HUGEPAGE);
+#endif
+  data_ = static_cast<char*>(memory);
+}
+
+Buffer::~Buffer() { std::free(data_); }
+
+PackedWeight::PackedWeight(int64_t outputs, int64_t inputs, DType type)
+    : N(outputs), K(inputs), steps(type == DType::kFloat32 ? inputs : (inputs + 1) / 2),
+      panels((outputs + kPanel - 1) / kPanel), dtype(type), data(size_t(panels * steps * 64)) {}
+
+void PackedWeight::pack(Pool& pool, const char* source, int64_t row_bytes) {
+  const int64_t whole = dtype == DType::kFloat32 ? K : K / 2;
+  over_rows(pool, panels, steps * kPanel, [&](int64_t begin, int64_t end) {
+    for (int64_t panel = begin; panel < end; ++panel) {
+      char* to = data.data() + panel * steps * 64;
+      for (int64_t lane = 0; lane < kPanel; ++lane) {
+        const int64_t n = panel * kPanel + lane;
+        if (n >= N) {
+          for (int64_t s = 0; s < steps; ++s) std::memset(to + s * 64 + lane * 4, 0, 4);
+          continue;
+        }
+        const char* from = source + n * row_bytes;
+        for (int64_t s = 0; s < whole; ++s) std::memcpy(to + s * 64 + lane * 4, from + s * 4, 4);
+        if (whole < steps) {
+          uint16_t pair[2] = {0, 0};
+          std::memcpy(pair, from + whole * 4, 2);
+          std::memcpy(to + whole * 64 + lane * 4, pair, 4);
+        }
+      }
+    }
+  });
+}
+
+void PackedWeight::rows(Pool& pool, const int64_t* ids, int64_t count, char* out) const {
+  for (int64_t i = 0; i < count; ++i)
+    if (ids[i] < 0 || ids[i] >= N)
+      throw std::out_of_range("row " + std::to_string(ids[i]) + " is outside the weight's " + std::to_string(N) + " rows");
+  const int64_t bytes = K * item_size(dtype), whole = bytes / 4;
+  over_rows(pool, count, K * 4, [&](int64_t begin, int64_t end) {
+    for (int64_t i = begin; i < end; ++i) {
+      const char* from = data.data() + ids[i] / kPanel * steps * 64 + ids[i] % kPanel * 4;
+      char* to = out + i * bytes;
+      for (int64_t s = 0; s < whole; ++s) std::memcpy(to + s * 4, from + s * 64, 4);
+      if (whole * 4 < bytes) std::memcpy(to + whole * 4, from + whole * 64, 2);
+    }
+  });
+}
+
+void run_linear(Pool& pool, const Isa& isa, const PackedWeight& weight, const char* x, int64_t x_stride, int64_t rows,
+                char* y, int64_t y_stride, bool y_float32) {
+  if (rows == 0) return;
+  std::unique_ptr<char[]> padded;
+  if (weight.dtype == DType::kBFloat16 && (weight.K & 1)) {
+    // The last step reads a pair: give every row its zero.
+    const int64_t stride = weight.steps * 4;
+    padded.reset(new char[size_t(rows * stride)]());
+    for (int64_t m = 0; m < rows; ++m) std::memcpy(padded.get() + m * stride, x + m * x_stride, size_t(weight.K * 2));
+    x = padded.get();
+    x_stride = stride;
+  }
+  const LinearArgs args{x, x_stride, weight.data.data(), weight.bias.empty() ? nullptr : weight.bias.data(), y, y_stride,
+                        rows, weight.K, weight.N, weight.steps, weight.dtype, y_float32};
+  // Blocks of rows, then panels: a piece is a run of panels of one block.
+  const int64_t most = std::max<int64_t>(48, kRowBytes / std::max<int64_t>(1, weight.steps * 4));
+  const int64_t blocks = (rows + most - 1) / most;
+  if (rows * weight.N * weight.K <= 1 << 15) return isa.linear(args, 0, rows, 0, weight.panels);
+  const int64_t unit = rows <= 8 ? 2 : weight.panels * blocks >= 32 * pool.threads() ? 4 : 2;
+  Pieces pieces(blocks * weight.panels, pool.threads(), unit);
+  pool.run([&] {
+    for (int64_t begin, end; pieces.next(&begin, &end);) {
+      while (begin < end) {
+        const int64_t block = begin / weight.panels, stop = std::min(end, (block + 1) * weight.panels);
+        isa.linear(args, rows * block / blocks, rows * (block + 1) / blocks, begin - block * weight.panels,
+                   stop - block * weight.panels);
+        begin = stop;
+      }
+    }
+  });
+}
+
+void run_cache_write(Pool& pool, const Isa& isa, const CacheWriteArgs& args, int64_t tokens) {
+  const int64_t slots = args.cache.num_blocks * args.cache.block_size;
+  for (int64_t t = 0; t < tokens; ++t)
+    if (args.slots[t] >= slots || args.slots[t] < -1)
+      throw std::out_of_range("slot " + std::to_string(args.slots[t]) + " is outside the cache of " + std::to_string(slots) +
+                              " slots");
+  over_rows(pool, tokens, int64_t(args.cache.kv_heads) * args.cache.head_size * 8,
+            [&](int64_t begin, int64_t end) { isa.cache_write(args, begin, end); });
+}
+
+void run_norm(Pool& pool, const Isa& isa, const NormArgs& args, int64_t rows) {
+  over_rows(pool, rows, args.E, [&](int64_t begin, int64_t end) { isa.norm(args, begin, end); });
+}
+
+void run_rotary(Pool& pool, const Isa& isa, const RotaryArgs& args, int64_t tokens, int64_t num_positions) {
+  for (int64_t t = 0; t < tokens; ++t)
+    if (args.positions[t] < 0 || args.positions[t] >= num_positions)
+      throw std::out_of_range("position " + std::to_string(args.positions[t]) + " is outside the table of " +
+                              std::to_string(num_positions) + " positions");
+  over_rows(pool, tokens, int64_t(args.q_heads + args.k_heads) * args.half * 2,
+            [&](int64_t begin, int64_t end) { isa.rotary(args, begin, end); });
+}
+
+void run_gate(Pool& pool, const Isa& isa, const GateArgs& args, int64_t rows) {
+  over_rows(pool, rows, args.F * 4, [&](int64_t begin, int64_t end) { isa.gate(args, begin, end, 0, args.F); });
+}

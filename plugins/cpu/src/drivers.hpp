@@ -1,0 +1,56 @@
+// The kernels over all threads: how work is cut, and what must hold before a pointer is followed.
+#pragma once
+#include <cstddef>
+#include <vector>
+
+#include "kernels.hpp"
+#include "pool.hpp"
+
+const Isa* choose_isa(const char* wanted);  // null or "": the best this processor has; throws for an unknown name
+
+// Memory in huge pages where the system gives them: streaming through it then misses the translation cache rarely.
+class Buffer {
+ public:
+  explicit Buffer(size_t bytes);
+  ~Buffer();
+  Buffer(const Buffer&) = delete;
+  char* data() const { return data_; }
+  size_t size() const { return size_; }
+
+ private:
+  char* data_;
+  size_t size_;
+};
+
+struct PackedWeight {
+  PackedWeight(int64_t outputs, int64_t inputs, DType dtype);
+  void pack(Pool& pool, const char* source, int64_t row_bytes);
+  void rows(Pool& pool, const int64_t* ids, int64_t count, char* out) const;  // out: contiguous rows of K elements
+
+  int64_t N, K, steps, panels;
+  DType dtype;
+  Buffer data;
+  std::vector<float> bias;
+};
+
+void run_linear(Pool& pool, const Isa& isa, const PackedWeight& weight, const char* x, int64_t x_stride, int64_t rows,
+                char* y, int64_t y_stride, bool y_float32);
+
+struct AttentionBatch {
+  int64_t sequences, tokens, table_width, query_heads;
+};
+void run_attention(Pool& pool, const Isa& isa, const AttentionArgs& args, const AttentionBatch& batch);
+void run_cache_write(Pool& pool, const Isa& isa, const CacheWriteArgs& args, int64_t tokens);
+void run_norm(Pool& pool, const Isa& isa, const NormArgs& args, int64_t rows);
+void run_rotary(Pool& pool, const Isa& isa, const RotaryArgs& args, int64_t tokens, int64_t num_positions);
+void run_gate(Pool& pool, const Isa& isa, const GateArgs& args, int64_t rows);
+
+struct SampleArgs {
+  const float* logits;
+  int64_t stride, rows, vocab;
+  const float *temperature, *top_p, *min_p;
+  const int64_t* top_k;
+  const double* uniform;
+  int64_t* ids;
+};
+void run_sample(Pool& pool, const Isa& isa, const SampleArgs& args);

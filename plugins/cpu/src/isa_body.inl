@@ -1,0 +1,14 @@
+// Everything that is compiled once for each instruction set.
+#include "simd.hpp"
+
+#include "product.inl"
+
+#include "linear.inl"
+#include "pointwise.inl"
+
+#include "attention.inl"
+#include "cache.inl"
+
+namespace EC_ISA {
+static const Isa kTable = {EC_NAME, linear, attention, attention_merge, cache_write, norm, rotary, gate, arg_max, exp_row, collect};
+}

@@ -1,0 +1,147 @@
+// Argument blocks of the kernels and the table that each instruction set fills. Plain data, so that a call can be
+// recorded and replayed.
+//
+// Letters: T tokens, E hidden size, M rows, K inputs of a product, N outputs, H query heads, D head size.
+#pragma once
+#include <stdint.h>
+
+struct bf16 { uint16_t bits; };
+
+enum class DType : int { kFloat32 = 0, kBFloat16 = 1 };
+
+constexpr int kPanel = 16;  // outputs of a packed weight, tokens of a key panel
+
+// y[m, n] = sum over k of x[m, k] * w[n, k], plus bias[n]. `w` is packed in panels of 16 outputs:
+//   float32:  [N/16][K][16]          bfloat16: [N/16][K/2][16][2]     (N and K padded with zeros)
+// Each output is one chain of accumulations in the order of k, whatever M is.
+struct LinearArgs {
+  const char* x;
+  int64_t x_stride;  // bytes between rows
+  const char* w;
+  const float* bias;  // null: none
+  char* y;
+  int64_t y_stride;  // bytes between rows
+  int64_t M, K, N;
+  int64_t steps;  // reduction steps: K, or K/2 rounded up
+  DType dtype;
+  bool y_float32;
+};
+
+// The cache of one attention call, block by block: keys then values, each [kv heads][block_size * padded D].
+//   keys:   panels of P = min(16, block_size) tokens, [D][P] float32 or [D/2][P][2] bfloat16
+//   values: [block_size][padded D] float32 or [block_size/2][padded D][2] bfloat16
+// so that both are the right-hand operand of a product as they stand: q k^T reduces over D, p v over tokens.
+struct CacheView {
+  char* data;
+  int64_t num_blocks;
+  int kv_heads, block_size, head_size, padded;  // padded: head_size rounded up to 16
+  DType dtype;
+
+  int64_t item() const { return dtype == DType::kFloat32 ? 4 : 2; }
+  int64_t head_bytes() const { return int64_t(block_size) * padded * item(); }
+  int64_t side_bytes() const { return head_bytes() * kv_heads; }
+  int64_t block_bytes() const { return 2 * side_bytes(); }
+};
+
+constexpr int kChunk = 256;    // tokens whose scores are normalised together; partial results merge in chunk order
+constexpr int kTileRows = 24;  // query rows (token, head of the group) that share one pass over the keys
+
+struct AttentionArgs {
+  const char* q;
+  int64_t q_token, q_head;  // bytes
+  char* out;
+  int64_t out_token, out_head;  // bytes
+  CacheView cache;
+  const int32_t *query_start, *seq_lens, *table;
+  int64_t table_stride;  // entries
+  int group;             // query heads of one key-value head
+  float scale, soft_cap;  // soft_cap 0: none
+  int64_t window;         // 0: none
+  const float *sinks, *alibi;  // by query head, or null
+  bool causal;
+};
+
+// Rows [row, row + rows) of the flattened (token, head in group) of one sequence and key-value head, over the key
+// chunks [chunk, chunk_end). `partial` null: write the result; else leave (max, sum, output) of this one chunk there.
+struct AttentionItem {
+  int32_t seq, kv_head;
+  int32_t row, rows;
+  int32_t chunk, chunk_end;
+  int32_t tile;  // which counter and partials the item belongs to when its chunks were split
+};
+
+struct AttentionScratch {
+  char* q;         // [kTileRows][padded D] elements
+  float* scores;   // [kTileRows][kChunk]
+  char* weights;   // [kTileRows][kChunk] elements
+  char* keys;      // [kChunk][padded D] elements: panels that had to be copied
+  char* values;    // the same
+  float* chunk;    // [kTileRows][padded D]
+  float* total;    // [kTileRows][padded D]
+};
+
+struct CacheWriteArgs {
+  const char *k, *v;
+  int64_t k_token, k_head, v_token, v_head;  // bytes
+  CacheView cache;
+  const int64_t* slots;
+};
+
+struct NormArgs {
+  const char* x;
+  int64_t x_stride, x_inner, x_outer;  // row t: t / x_inner * x_outer + t % x_inner * x_stride bytes (heads of a fused QKV)
+  char* residual;                      // null: plain norm; else x + residual is stored here
+  int64_t residual_stride;
+  const char* weight;
+  char* out;  // contiguous rows
+  int64_t E;
+  float eps;
+  DType dtype, weight_dtype;
+};
+
+struct RotaryArgs {
+  char *q, *k;  // k may be null
+  int64_t q_token, q_head, k_token, k_head;  // bytes
+  int q_heads, k_heads, half;                // half: N/2
+  const float* cos_sin;
+  int64_t cos_sin_stride;  // floats
+  const int64_t* positions;
+  bool interleaved;
+  DType dtype;
+};
+
+enum class Activation : int { kSilu = 0, kGelu = 1, kGeluTanh = 2 };
+
+struct GateArgs {
+  const char* x;
+  int64_t x_stride;  // bytes
+  char* out;         // contiguous rows
+  int64_t F;
+  Activation kind;
+  DType dtype;
+};
+
+constexpr int kSumBlock = 256;  // probabilities whose sum is kept, so that a draw skips whole blocks
+
+struct Isa {
+  const char* name;
+  void (*linear)(const LinearArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
+  void (*attention)(const AttentionArgs&, const AttentionItem&, const AttentionScratch&, float* partial);
+  void (*attention_merge)(const AttentionArgs&, const AttentionItem&, const AttentionScratch&, const float* partials,
+                          int64_t partial_stride);
+  void (*cache_write)(const CacheWriteArgs&, int64_t t0, int64_t t1);
+  void (*norm)(const NormArgs&, int64_t t0, int64_t t1);
+  void (*rotary)(const RotaryArgs&, int64_t t0, int64_t t1);
+  void (*gate)(const GateArgs&, int64_t t0, int64_t t1, int64_t f0, int64_t f1);
+  // First index of the largest value (NaN never wins); -1 when there is none above -inf.
+  int64_t (*arg_max)(const float* x, int64_t n);
+  // probs[i] = exp((x[i] - max) / temperature), sums[j] = sum of block j; returns nothing else.
+  void (*exp_row)(const float* x, float* probs, double* sums, int64_t n, float max, float temperature);
+  // Indices with probs[i] >= threshold, in order; returns how many.
+  int64_t (*collect)(const float* probs, int64_t n, float threshold, int32_t* ids);
+};
+
+const Isa* isa_avx512_bf16();
+const Isa* isa_avx512();
+const Isa* isa_avx2();
+const Isa* isa_generic();

@@ -1,0 +1,159 @@
+// Norms, rotary embedding, gated activations and the vector passes of sampling. All arithmetic is float32.
+namespace EC_ISA {
+namespace {
+
+template <class T, class W> void norm_rows(const NormArgs& a, int64_t t0, int64_t t1) {
+  const W* weight = reinterpret_cast<const W*>(a.weight);
+  for (int64_t t = t0; t < t1; ++t) {
+    const T* x = reinterpret_cast<const T*>(a.x + t / a.x_inner * a.x_outer + t % a.x_inner * a.x_stride);
+    T* residual = a.residual ? reinterpret_cast<T*>(a.residual + t * a.residual_stride) : nullptr;
+    T* out = reinterpret_cast<T*>(a.out) + t * a.E;
+    vf squares[2] = {vset(0.0f), vset(0.0f)};
+    int64_t e = 0;
+    for (int lane = 0; e < a.E; e += kLanes, lane ^= 1) {
+      const int n = a.E - e < kLanes ? int(a.E - e) : kLanes;
+      vf v = vload_n(x + e, n);
+      if (residual) {
+        v = v + vload_n(residual + e, n);
+        vstore_n(residual + e, v, n);
+        v = vload_n(residual + e, n);  // what later layers will read, rounded
+      }
+      squares[lane] = fma(v, v, squares[lane]);
+    }
+    const float scale = 1.0f / __builtin_sqrtf(hsum(squares[0] + squares[1]) / float(a.E) + a.eps);
+    const T* source = residual ? residual : x;
+    for (e = 0; e < a.E; e += kLanes) {
+      const int n = a.E - e < kLanes ? int(a.E - e) : kLanes;
+      vstore_n(out + e, vload_n(source + e, n) * vset(scale) * vload_n(weight + e, n), n);
+    }
+  }
+}
+
+void norm(const NormArgs& a, int64_t t0, int64_t t1) {
+  if (a.dtype == DType::kFloat32) {
+    if (a.weight_dtype == DType::kFloat32) norm_rows<float, float>(a, t0, t1);
+    else norm_rows<float, bf16>(a, t0, t1);
+  } else {
+    if (a.weight_dtype == DType::kFloat32) norm_rows<bf16, float>(a, t0, t1);
+    else norm_rows<bf16, bf16>(a, t0, t1);
+  }
+}
+
+template <class T>
+void rotate_heads(char* base, int64_t head_stride, int heads, int half, const float* cosines, bool interleaved) {
+  const float* sines = cosines + half;
+  for (int h = 0; h < heads; ++h) {
+    T* x = reinterpret_cast<T*>(base + h * head_stride);
+    if (interleaved) {
+      for (int i = 0; i < half; ++i) {
+        const float a = to_float(x[2 * i]), b = to_float(x[2 * i + 1]);
+        from_float(&x[2 * i], a * cosines[i] - b * sines[i]);
+        from_float(&x[2 * i + 1], b * cosines[i] + a * sines[i]);
+      }
+      continue;
+    }
+    for (int i = 0; i < half; i += kLanes) {
+      const int n = half - i < kLanes ? half - i : kLanes;
+      const vf a = vload_n(x + i, n), b = vload_n(x + half + i, n);
+      const vf c = vload_n(cosines + i, n), s = vload_n(sines + i, n);
+      vstore_n(x + i, a * c - b * s, n);
+      vstore_n(x + half + i, b * c + a * s, n);
+    }
+  }
+}
+
+void rotary(const RotaryArgs& a, int64_t t0, int64_t t1) {
+  for (int64_t t = t0; t < t1; ++t) {
+    const float* cosines = a.cos_sin + a.positions[t] * a.cos_sin_stride;
+    const auto rotate = a.dtype == DType::kFloat32 ? rotate_heads<float> : rotate_heads<bf16>;
+    rotate(a.q + t * a.q_token, a.q_head, a.q_heads, a.half, cosines, a.interleaved);
+    if (a.k) rotate(a.k + t * a.k_token, a.k_head, a.k_heads, a.half, cosines, a.interleaved);
+  }
+}
+
+EC_INLINE vf vtanh(vf x) {
+  // 1 - 2 / (exp(2x) + 1); beyond 10 it is 1 in float32, and exp would overflow.
+  const vf bounded = vset(0.0f) - vmax(vset(0.0f) - vmax(x, vset(-10.0f)), vset(-10.0f));
+  return vset(1.0f) - vset(2.0f) / (vexp(bounded + bounded) + vset(1.0f));
+}
+
+EC_INLINE vf activate(vf x, Activation kind) {
+  if (kind == Activation::kSilu) {
+    // exp(-x) overflows below -88, where the result is -0 in any case.
+    return x / (vset(1.0f) + vexp(vset(0.0f) - vmax(x, vset(-87.0f))));
+  }
+  if (kind == Activation::kGeluTanh) {
+    const vf inner = vset(0.7978845608028654f) * fma(vset(0.044715f) * x * x, x, x);
+    return vset(0.5f) * x * (vset(1.0f) + vtanh(inner));
+  }
+  alignas(64) float lanes[kLanes];
+  vstore(lanes, x);
+  for (int i = 0; i < kLanes; ++i) lanes[i] *= 0.5f * (1.0f + __builtin_erff(lanes[i] * 0.70710678118654752f));
+  return vload(lanes);
+}
+
+template <class T> void gate_rows(const GateArgs& a, int64_t t0, int64_t t1, int64_t f0, int64_t f1) {
+  for (int64_t t = t0; t < t1; ++t) {
+    const T* x = reinterpret_cast<const T*>(a.x + t * a.x_stride);
+    T* out = reinterpret_cast<T*>(a.out) + t * a.F;
+    for (int64_t f = f0; f < f1; f += kLanes) {
+      const int n = f1 - f < kLanes ? int(f1 - f) : kLanes;
+      vstore_n(out + f, activate(vload_n(x + f, n), a.kind) * vload_n(x + a.F + f, n), n);
+    }
+  }
+}
+
+void gate(const GateArgs& a, int64_t t0, int64_t t1, int64_t f0, int64_t f1) {
+  if (a.dtype == DType::kFloat32) gate_rows<float>(a, t0, t1, f0, f1);
+  else gate_rows<bf16>(a, t0, t1, f0, f1);
+}
+
+int64_t arg_max(const float* x, int64_t n) {
+  vf best[4] = {vset(kMinusInf), vset(kMinusInf), vset(kMinusInf), vset(kMinusInf)};
+  int64_t i = 0;
+  // max(x, best) returns the second operand when the first is NaN, so that NaN never wins.
+  for (; i + 64 <= n; i += 64) EC_UNROLL for (int j = 0; j < 4; ++j) best[j] = vmax(vload(x + i + 16 * j), best[j]);
+  float top = hmax(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])));
+  for (int64_t j = i; j < n; ++j) top = x[j] > top ? x[j] : top;
+  if (!(top > kMinusInf)) return -1;
+  for (i = 0; i < n; ++i) if (x[i] == top) return i;
+  return -1;
+}
+
+void exp_row(const float* x, float* probs, double* sums, int64_t n, float max, float temperature) {
+  for (int64_t block = 0; block < n; block += kSumBlock) {
+    const int64_t end = block + kSumBlock < n ? block + kSumBlock : n;
+    for (int64_t i = block; i < end; i += kLanes) {
+      const int lanes = end - i < kLanes ? int(end - i) : kLanes;
+      const vf e = vexp((vload_n(x + i, lanes) - vset(max)) / vset(temperature));
+      vstore_n(probs + i, e, lanes);
+    }
+    double part[8] = {};
+    for (int64_t i = block; i < end; ++i) part[(i - block) & 7] += double(probs[i]);
+    sums[block / kSumBlock] = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+  }
+}
+
+int64_t collect(const float* probs, int64_t n, float threshold, int32_t* ids) {
+  int64_t count = 0, i = 0;
+#if defined(__AVX512F__)
+  const __m512 limit = _mm512_set1_ps(threshold);
+  __m512i index = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  for (; i + 16 <= n; i += 16) {
+    __mmask16 keep = _mm512_cmp_ps_mask(_mm512_loadu_ps(probs + i), limit, _CMP_GE_OQ);
+    if (keep) {
+      _mm512_storeu_si512(ids + count, _mm512_maskz_compress_epi32(keep, index));
+      count += __builtin_popcount(keep);
+    }
+    index = _mm512_add_epi32(index, _mm512_set1_epi32(16));
+  }
+#endif
+  for (; i < n; ++i) {
+    ids[count] = int32_t(i);
+    count += probs[i] >= threshold;
+  }
+  return count;
+}
+
+}  // namespace
+}  // namespace EC_ISA
