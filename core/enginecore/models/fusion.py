@@ -12,7 +12,10 @@ V vocabulary, P positions, N rotary dimensions.
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -90,6 +93,7 @@ class FusedDecoder:
         self._embed, self._head, self._final_norm_E = embed, head, final_norm_E
         self._cos_sin_PN, self._eps, self._qk_eps = cos_sin_PN, eps, qk_eps
         self._attention = attention
+        self._logits = float_output(head)
         self._splits = [params.num_heads, params.num_kv_heads, params.num_kv_heads]
         self._heads, self._head_size = params.num_heads + 2 * params.num_kv_heads, params.head_size
         self._rms_norm = ops.get("rms_norm", dtype)
@@ -140,8 +144,7 @@ class FusedDecoder:
         x_RE, _ = add_rms_norm(x_TE, residual_TE, self._final_norm_E, eps)
         if wanted == num_tokens:
             x_RE = x_RE[logits_indices_R]
-        logits_RV: torch.Tensor = self._head(x_RE)
-        return logits_RV.float()
+        return self._logits(x_RE)
 
 
 def load_fused(
@@ -174,6 +177,13 @@ def load_fused(
         ops=ops,
         dtype=dtype,
     )
+
+
+def float_output(packed: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A packed linear with float32 output, without the rounding to x's dtype in between where the device can."""
+    if "out_dtype" in inspect.signature(packed).parameters:
+        return partial(packed, out_dtype=torch.float32)
+    return lambda x_TI: packed(x_TI).float()
 
 
 class _Lookup:

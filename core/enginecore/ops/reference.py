@@ -70,8 +70,9 @@ class PackedLinear:
         self.weight_OI, self.bias_O = weight_OI, bias_O
         self.out_features, self.in_features = weight_OI.shape
 
-    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
-        return F.linear(x_TI, self.weight_OI, self.bias_O)
+    def __call__(self, x_TI: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        y_TO = F.linear(x_TI, self.weight_OI, self.bias_O)
+        return y_TO if out_dtype is None else y_TO.to(out_dtype)
 
     def rows(self, ids_T: torch.Tensor) -> torch.Tensor:
         return F.embedding(ids_T, self.weight_OI)
