@@ -92,9 +92,9 @@ def main() -> int:
     threading.Thread(target=_watch_lifeline, daemon=True).start()
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
-    inbox.connect(sys.argv[1])
-    outbox.connect(sys.argv[2])
-    outbox.set_hwm(0)
+    for socket, address in ((inbox, sys.argv[1]), (outbox, sys.argv[2])):
+        socket.set_hwm(0)
+        socket.connect(address)
     code = 0
     engine = None
     try:
