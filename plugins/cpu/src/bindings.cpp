@@ -6,6 +6,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <cstring>
 #include <memory>
 #include <stdexcept>
@@ -241,6 +244,37 @@ class Kernels {
     run_sample(pool_, isa_, a);
   }
 
+  double measure_read(int64_t bytes, int repeat) {  // GB/s, the best of `repeat` passes
+    nb::gil_scoped_release release;
+    const int64_t count = bytes / 4;
+    Buffer buffer(static_cast<size_t>(bytes));
+    std::memset(buffer.data(), 0, buffer.size());
+    const float* x = reinterpret_cast<const float*>(buffer.data());
+    double best = 0;
+    for (int i = 0; i < repeat; ++i) {
+      std::atomic<int> sink{0};
+      Pieces pieces(count, pool_.threads(), 1 << 16);
+      const auto start = std::chrono::steady_clock::now();
+      pool_.run([&] {
+        for (int64_t begin, end; pieces.next(&begin, &end);) sink += int(isa_.measure_read(x, begin, end));
+      });
+      const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+      best = std::max(best, double(bytes) / took.count() / 1e9);
+    }
+    return best;
+  }
+
+  int64_t measure_matrix(int dtype, int64_t rounds) {
+    std::atomic<int64_t> operations{0};
+    nb::gil_scoped_release release;
+    Pieces pieces(rounds, pool_.threads(), 1000);
+    pool_.run([&] {
+      for (int64_t begin, end; pieces.next(&begin, &end);)
+        operations += isa_.measure_matrix(dtype == 1 ? DType::kBFloat16 : DType::kFloat32, end - begin);
+    });
+    return operations;
+  }
+
  private:
   void norm(const Tensor& x, const Tensor* residual, nb::handle weight_object, nb::handle out_object, double eps) {
     const Tensor weight = view(weight_object, "weight", 1), out = view(out_object, "out");
@@ -300,5 +334,7 @@ NB_MODULE(_native, m) {
            nb::arg("block_table"), nb::arg("out"), nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks").none(),
            nb::arg("alibi_slopes").none(), nb::arg("causal"))
       .def("copy_blocks", &Kernels::copy_blocks)
-      .def("sample", &Kernels::sample);
+      .def("sample", &Kernels::sample)
+      .def("measure_read", &Kernels::measure_read)
+      .def("measure_matrix", &Kernels::measure_matrix);
 }

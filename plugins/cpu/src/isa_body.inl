@@ -10,5 +10,6 @@
 #include "cache.inl"
 
 namespace EC_ISA {
-static const Isa kTable = {EC_NAME, linear, attention, attention_merge, cache_write, norm, rotary, gate, arg_max, exp_row, collect};
+static const Isa kTable = {EC_NAME, linear,  attention, attention_merge, cache_write,  norm,          rotary,
+                           gate,    arg_max, exp_row,   collect,         measure_read, measure_matrix};
 }

@@ -139,6 +139,9 @@ struct Isa {
   void (*exp_row)(const float* x, float* probs, double* sums, int64_t n, float max, float temperature);
   // Indices with probs[i] >= threshold, in order; returns how many.
   int64_t (*collect)(const float* probs, int64_t n, float threshold, int32_t* ids);
+  // For the benches: the largest of x[begin..end); floating-point operations done in that many rounds from registers.
+  float (*measure_read)(const float* x, int64_t begin, int64_t end);
+  int64_t (*measure_matrix)(DType, int64_t rounds);
 };
 
 const Isa* isa_avx512_bf16();

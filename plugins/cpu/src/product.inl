@@ -22,5 +22,29 @@ EC_INLINE void product_steps(vf (&acc)[R][P], const char* x, int64_t x_stride, c
   }
 }
 
+// What the machine can do, for the benches: a read of memory, and products that never leave the registers.
+float measure_read(const float* x, int64_t begin, int64_t end) {
+  vf sum[8] = {};
+  for (int64_t i = begin; i + 128 <= end; i += 128)
+    EC_UNROLL for (int j = 0; j < 8; ++j) sum[j] = vmax(vload(x + i + 16 * j), sum[j]);
+  for (int j = 1; j < 8; ++j) sum[0] = vmax(sum[0], sum[j]);
+  return hmax(sum[0]);
+}
+
+template <class T> int64_t measure_product(int64_t rounds) {
+  vf acc[kMaxRows][kMaxPanels] = {};
+  alignas(64) static const char data[64 * 8] = {};
+  const char* b[kMaxPanels];
+  for (int p = 0; p < kMaxPanels; ++p) b[p] = data + 64 * p;
+  for (int64_t i = 0; i < rounds; ++i) product_steps<T, kMaxRows, kMaxPanels>(acc, data, 4, b, 0, 4, nullptr);
+  float sum = 0;
+  for (int r = 0; r < kMaxRows; ++r) for (int p = 0; p < kMaxPanels; ++p) sum += hsum(acc[r][p]);
+  return rounds * 4 * kMaxRows * kMaxPanels * kLanes * Step<T>::kWidth * 2 + int64_t(sum);
+}
+
+int64_t measure_matrix(DType dtype, int64_t rounds) {
+  return dtype == DType::kFloat32 ? measure_product<float>(rounds) : measure_product<bf16>(rounds);
+}
+
 }  // namespace
 }  // namespace EC_ISA

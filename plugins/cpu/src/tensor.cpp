@@ -137,6 +137,7 @@ NestedRows as_nested_rows(const Tensor& t, const char* name) {
   require(t.dims >= 1, name, "must have at least one dimension");
   const int last = t.dims - 1;
   require(t.stride[last] == 1 || t.shape[last] <= 1, name, "must be contiguous in its last dimension");
+  if (t.numel() == 0) return NestedRows{t.data, 0, t.shape[last], 1, t.shape[last] * t.item(), t.shape[last] * t.item()};
   int64_t count[2] = {1, 1}, stride[2] = {t.shape[last], 0};
   int level = -1;
   for (int i = last - 1; i >= 0; --i) {

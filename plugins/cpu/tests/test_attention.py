@@ -114,3 +114,47 @@ def test_copy_and_swap_blocks(backend):
     assert torch.equal(host[0], cache[1]) and torch.equal(host[5], cache[4]) and not host[1].any()
     with pytest.raises((ValueError, IndexError)):
         backend.attention.copy_blocks([cache], [(0, cache.shape[0])])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("block_size", [8, 16, 64])
+@pytest.mark.parametrize("params", [{}, {"sliding_window": 100}], ids=str)
+def test_result_does_not_depend_on_chunking_or_company(native_backend, dtype, block_size, params):
+    """One prompt of 700 tokens: whole, in chunks, token by token, alone and beside others: the same bits."""
+    attention = native_backend.attention
+    length, heads, kv_heads, size = 700, 6, 2, 64
+    built = reference.build(
+        native_backend,
+        Case([(0, length), (90, 1), (0, 5)], heads, kv_heads, size, block_size, dtype, params=params, seed=5),
+    )
+    whole = attention.forward(built.query, built.cache, built.metadata, built.params)[:length]
+    for step in (1, 7, 256, 333):
+        begins = range(0, length, step) if step > 1 else range(0, length, 37)
+        for begin in begins:
+            end = min(length, begin + step)
+            metadata = type(built.metadata)(
+                query_start_loc=torch.tensor([0, end - begin], dtype=torch.int32),
+                seq_lens=torch.tensor([end], dtype=torch.int32),
+                block_table=built.metadata.block_table[:1],
+                slot_mapping=torch.zeros(end - begin, dtype=torch.int64),
+                max_query_len=end - begin,
+                max_seq_len=end,
+            )
+            part = attention.forward(built.query[begin:end], built.cache, metadata, built.params)
+            assert torch.equal(part, whole[begin:end]), (step, begin)
+
+
+def test_broken_tables_are_refused(native_backend):
+    built = reference.build(native_backend, Case([(40, 1)]))
+    forward = native_backend.attention.forward
+    for field, value, error in (
+        ("block_table", torch.tensor([[0, 1, 99]], dtype=torch.int32), IndexError),
+        ("block_table", torch.tensor([[0, -1, 1]], dtype=torch.int32), IndexError),
+        ("block_table", torch.tensor([[0, 1]], dtype=torch.int32), ValueError),
+        ("query_start_loc", torch.tensor([0, 2], dtype=torch.int32), ValueError),
+        ("query_start_loc", torch.tensor([1, 1], dtype=torch.int32), ValueError),
+        ("query_start_loc", torch.tensor([0, 1]), TypeError),
+    ):
+        fields = {**vars(built.metadata), field: value}
+        with pytest.raises(error):
+            forward(built.query, built.cache, type(built.metadata)(**fields), built.params)

@@ -1,0 +1,46 @@
+"""The machine's limits: memory read bandwidth (GB/s) and matrix rate (GFLOP/s), measured with the simplest loops.
+
+Everything that a bench prints is a share of these, taken in the same process and minute.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+
+
+def seconds(run: Callable[[], object], *, least: float = 0.02, tries: int = 15) -> float:
+    """The best over `tries` of the mean time of a call, each try lasting about `least` seconds.
+
+    The best, not the median: it is compared with what the machine can do, and other processes only ever add to it.
+    """
+    run()
+    start = time.perf_counter()
+    run()
+    count = max(1, int(least / max(1e-7, time.perf_counter() - start)))
+    means = []
+    for _ in range(tries):
+        start = time.perf_counter()
+        for _ in range(count):
+            run()
+        means.append((time.perf_counter() - start) / count)
+    return min(means)
+
+
+def read_bandwidth(kernels) -> float:
+    """GB/s of all threads reading 256 MiB once; the best of some passes, since a limit is what can be reached."""
+    return kernels.measure_read(256 << 20, 20)
+
+
+def matrix_rate(kernels, dtype: torch.dtype) -> float:
+    """GFLOP/s of all threads issuing the multiply-accumulate instruction that the products use, from registers."""
+    code = 1 if dtype is torch.bfloat16 else 0
+    start = time.perf_counter()
+    rates = []
+    while time.perf_counter() - start < 1.0:
+        begin = time.perf_counter()
+        operations = kernels.measure_matrix(code, 200_000)
+        rates.append(operations / (time.perf_counter() - begin) / 1e9)
+    return max(rates)
