@@ -24,23 +24,34 @@ def optional(method: Any) -> Any:
     return method
 
 
-def _parameters(method: Any) -> list[tuple[str, Any, bool]]:
-    return [(p.name, p.kind, p.default is not p.empty) for p in inspect.signature(method).parameters.values()]
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
-def _compatible(base: Any, override: Any) -> bool:
-    """An override takes every parameter of the base under the same name and kind; extra ones need a default."""
-    wanted, given = _parameters(base), _parameters(override)
-    if any(kind is inspect.Parameter.VAR_KEYWORD for _, kind, _ in given):
-        return True
-    by_name = {name: (kind, has_default) for name, kind, has_default in given}
-    for name, kind, has_default in wanted:
-        if name not in by_name:
-            return False
-        if by_name[name][0] is not kind or (has_default and not by_name[name][1]):
-            return False
-    names = {name for name, _, _ in wanted}
-    return all(has_default for name, _, has_default in given if name not in names)
+def _mismatch(declared: Any, given: Any) -> str | None:
+    """Why a call that fits `declared` may not fit `given`; None when it always does.
+
+    An override takes every parameter of the contract under the same name, kind and place; extra ones need a default.
+    """
+    if inspect.iscoroutinefunction(declared) != inspect.iscoroutinefunction(given):
+        return "one of them is a coroutine"
+    wanted, offered = inspect.signature(declared).parameters, inspect.signature(given).parameters
+    kinds = {parameter.kind for parameter in offered.values()}
+    for name, parameter in wanted.items():
+        if name not in offered:
+            if inspect.Parameter.VAR_KEYWORD in kinds and inspect.Parameter.VAR_POSITIONAL in kinds:
+                continue
+            return f"parameter {name!r} is missing"
+        if offered[name].kind is not parameter.kind:
+            return f"parameter {name!r} is {offered[name].kind.description}, not {parameter.kind.description}"
+        if parameter.default is not parameter.empty and offered[name].default is parameter.empty:
+            return f"parameter {name!r} has no default"
+    for name, parameter in offered.items():
+        if name not in wanted and parameter.kind not in _VARIADIC and parameter.default is parameter.empty:
+            return f"parameter {name!r} is not the contract's and has no default"
+    common = [name for name in offered if name in wanted]
+    if common != [name for name in wanted if name in offered]:
+        return "the parameters are in another order"
+    return None
 
 
 class Contract(ABC):  # noqa: B024 (the abstract methods are those of its subclasses)
@@ -48,16 +59,28 @@ class Contract(ABC):  # noqa: B024 (the abstract methods are those of its subcla
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        for name, method in vars(cls).items():
-            if name.startswith("_") or not inspect.isfunction(method):
+        for name, (contract, declared) in _declared_methods(cls).items():
+            owner = next(base for base in cls.__mro__ if name in vars(base))
+            given = vars(owner)[name]
+            if owner is contract:
                 continue
-            for base in cls.__mro__[1:]:
-                declared = vars(base).get(name)
-                if declared is None or not issubclass(base, Contract) or not inspect.isfunction(declared):
-                    continue
-                if not _compatible(declared, method):
-                    raise TypeError(
-                        f"{cls.__module__}.{cls.__qualname__}.{name}{inspect.signature(method)} does not match the "
-                        f"contract's {base.__qualname__}.{name}{inspect.signature(declared)}"
-                    )
-                break
+            where = f"{owner.__module__}.{owner.__qualname__}.{name}"
+            wanted = f"the contract's {contract.__qualname__}.{name}{inspect.signature(declared)}"
+            if not inspect.isfunction(given):
+                raise TypeError(f"{where} is a {type(given).__name__}, which does not match the method {wanted}")
+            problem = _mismatch(declared, given)
+            if problem:
+                raise TypeError(f"{where}{inspect.signature(given)} does not match {wanted}: {problem}")
+
+
+def _declared_methods(cls: type) -> dict[str, tuple[type, Any]]:
+    """Public methods of the contract classes, which are those directly under Contract, among the bases of `cls`.
+
+    What a plugin's own base class adds is the plugin's business.
+    """
+    found: dict[str, tuple[type, Any]] = {}
+    for base in cls.__mro__[1:]:
+        if Contract in base.__bases__:
+            methods = {n: m for n, m in vars(base).items() if not n.startswith("_") and inspect.isfunction(m)}
+            found.update({name: (base, method) for name, method in methods.items()})
+    return found

@@ -6,22 +6,24 @@ happened and what to type.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import IO, Any
 
 from enginecore.device.discovery import InstalledPlugin, upgrade_fix
 from enginecore.device.manifest import DoctorFinding, ProbeCause, ProbeResult, ProbeStatus
 
 PROBE_TIMEOUT_S = 60.0
 
-_STDERR_LINES = 12
+_STDERR_LINES, _STDERR_BYTES = 12, 16384
 _MAX_WORKERS = 8
 
 
@@ -72,6 +74,7 @@ def probe(plugin: InstalledPlugin, device: str, *, timeout_s: float = PROBE_TIME
     found["status"], found["cause"] = ProbeStatus(found["status"]), ProbeCause(found["cause"])
     if found["status"] is ProbeStatus.BROKEN:
         found["reason"] = f"{plugin.label}: {found['reason']}"
+        found["fix"] = found["fix"] or "run enginecore doctor, or choose another --device"
         found["cause"] = ProbeCause.FAILED if found["cause"] is ProbeCause.NONE else found["cause"]
     return ProbeResult(**found)
 
@@ -103,43 +106,39 @@ def _run(plugin: InstalledPlugin, device: str, hook: str, timeout_s: float) -> _
     }
     # The child finds modules where this process does; a session of its own lets us end its children with it.
     environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
-    child = subprocess.Popen(
-        [sys.executable, "-m", "enginecore.device.probe_main"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        out, err = child.communicate(json.dumps(task).encode(), timeout=timeout_s)
-    except subprocess.TimeoutExpired:
-        hung = child.poll() is None
-        out, err = _end(child)
-        if hung:
-            return _Ended(answer=None, reason=f"did not end within {timeout_s:g} s", trace=_tail(err))
-    finally:
-        _end(child)
-    return _read_answer(child.returncode, out, err)
+    # A file for stderr, not a pipe: a grandchild that keeps it open then delays nothing, and much output costs nothing.
+    with tempfile.TemporaryFile() as errors:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "enginecore.device.probe_main"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            env=environment,
+            start_new_session=True,
+        )
+        try:
+            out, _ = child.communicate(json.dumps(task).encode(), timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            _end(child)
+            return _Ended(answer=None, reason=f"did not end within {timeout_s:g} s", trace=_tail(errors))
+        finally:
+            _end(child)
+        return _read_answer(child.returncode, out, errors)
 
 
-def _end(child: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """Kill the child's whole session and return what it wrote."""
-    try:
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Kill what is left of the child's session."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
-    except (ProcessLookupError, PermissionError):
-        child.kill()
-    try:
-        return child.communicate(timeout=5)
-    except (subprocess.TimeoutExpired, ValueError):  # a grandchild in another session holds the pipe; or it is closed
-        return b"", b""
+    child.kill()
+    child.wait()
 
 
-def _read_answer(code: int, out: bytes, err: bytes) -> _Ended:
+def _read_answer(code: int, out: bytes, errors: IO[bytes]) -> _Ended:
     try:
         answer = json.loads(out)
     except ValueError:
-        return _Ended(answer=None, reason=_how_it_ended(code), trace=_tail(err))
+        return _Ended(answer=None, reason=_how_it_ended(code), trace=_tail(errors))
     if "raised" in answer:
         return _Ended(answer=None, reason=answer["raised"], trace=answer["traceback"])
     return _Ended(answer=answer)
@@ -155,5 +154,6 @@ def _how_it_ended(code: int) -> str:
     return f"was killed by {name}"
 
 
-def _tail(err: bytes) -> str:
-    return "\n".join(err.decode(errors="replace").strip().splitlines()[-_STDERR_LINES:])
+def _tail(errors: IO[bytes]) -> str:
+    errors.seek(max(0, errors.seek(0, os.SEEK_END) - _STDERR_BYTES))
+    return "\n".join(errors.read().decode(errors="replace").strip().splitlines()[-_STDERR_LINES:])

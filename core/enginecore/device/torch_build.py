@@ -17,30 +17,29 @@ from packaging.version import InvalidVersion, Version
 
 from enginecore.device.manifest import Manifest, ProbeCause, ProbeResult, ProbeStatus
 
-#: Assignments in torch/version.py that name the toolkit of a build whose version has no local part (PyPI's wheels).
+#: The fields of torch/version.py that name a toolkit, with the prefix that the variants of such builds have.
 _TOOLKITS = {"cuda": "cu", "hip": "rocm", "rocm": "rocm", "xpu": "xpu"}
 
 
 def torch_build() -> str | None:
-    """The installed torch as "VERSION+VARIANT" ("2.13.0+cpu", "2.13.0+cu130"), None when there is none."""
+    """The installed torch as "VERSION+VARIANT" ("2.13.0+cpu", "2.13.0+cu130"), None when there is none.
+
+    Wheels from PyPI and builds from source have no variant in their version, or a commit in its place; then the toolkit
+    that torch/version.py names makes the variant ("2.13.0+cu13.0").
+    """
     try:
         distribution = metadata.distribution("torch")
     except PackageNotFoundError:
         return None
-    if "+" in distribution.version:
-        return distribution.version
+    public, _, variant = distribution.version.partition("+")
     try:
         facts = _constants(Path(str(distribution.locate_file("torch/version.py"))).read_text(encoding="utf-8"))
     except (OSError, SyntaxError, ValueError):
         return distribution.version
-    written = facts.get("__version__") or ""
-    if "+" in written:
-        return written
     for name, prefix in _TOOLKITS.items():
         if facts.get(name):
-            toolkit = "".join(facts[name].split(".")[:2]) if prefix == "cu" else facts[name]
-            return f"{distribution.version}+{prefix}{toolkit}"
-    return f"{distribution.version}+cpu" if "cuda" in facts else distribution.version
+            return f"{public}+{variant if variant.startswith(prefix) else prefix + facts[name]}"
+    return f"{public}+{variant or 'cpu'}"
 
 
 def _constants(source: str) -> dict[str, str]:

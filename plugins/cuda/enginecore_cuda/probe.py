@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,9 +70,9 @@ def driver_problem(facts: Facts, torch_build: str | None) -> ProbeResult | None:
 
 
 def driver_minimum(torch_build: str | None) -> str | None:
-    """The oldest driver for a build such as "2.13.0+cu130"; None when it cannot be told."""
-    _, _, variant = (torch_build or "").partition("+cu")
-    return DRIVER_MINIMUM.get(int(variant[:2])) if variant[:2].isdigit() else None
+    """The oldest driver for a build such as "2.13.0+cu130" or "+cu13.0"; None when it cannot be told."""
+    match = re.search(r"\+cu(\d\d)", torch_build or "")
+    return DRIVER_MINIMUM.get(int(match.group(1))) if match else None
 
 
 def _older(version: str, minimum: str) -> bool:
