@@ -73,14 +73,16 @@ class CaseContext:
         if not verdict:
             self.unsupported("; ".join(verdict.reasons) or "supports() refused and gave no reason")
 
-    def require_op(self, op: str, dtype: str, **attributes: Any) -> Callable[..., Any]:
-        """The backend's implementation of `op`, or DeclaredUnsupported when it leaves this use to the reference."""
+    def require_op(self, op: str, dtype: str) -> Callable[..., Any]:
+        """The backend's implementation of `op`, or DeclaredUnsupported when it leaves this dtype to the reference.
+
+        The question is the engine's own, an op and a dtype: a yes covers every shape."""
         self.require_dtype(dtype)
         table = self.backend.ops
         impl = table.get(op) if table is not None else None
         if impl is None:
             raise DeclaredUnsupported(f"{op} is not in the op table: the torch reference runs instead")
-        verdict = impl.supports(OpQuery(op=op, dtype=dtype, attributes=attributes))
+        verdict = impl.supports(OpQuery(op=op, dtype=dtype))
         if not verdict:
             self.unsupported("; ".join(verdict.reasons) or f"{op} refuses {dtype} and gave no reason")
         return impl.run
@@ -99,7 +101,7 @@ class CaseContext:
             raise AssertionError(message)
 
     def close(
-        self, actual: torch.Tensor, expected: torch.Tensor, dtype: str, what: str, *, op: str | None = None, slack: float = 1.0
+        self, actual: torch.Tensor, expected: torch.Tensor, dtype: str, what: str, *, op: str = "", slack: float = 1.0
     ) -> None:
         """`actual` equals the float64 `expected` within the tolerance of `op` (the case's own) and `dtype`."""
         tolerance = self.profile.tolerance(op or self.case.op, dtype) * slack
@@ -123,7 +125,8 @@ class CaseContext:
     def permutation(self, count: int) -> list[int]:
         import torch
 
-        return torch.randperm(count, generator=self.rng).tolist()
+        order: list[int] = torch.randperm(count, generator=self.rng).tolist()
+        return order
 
     def integer(self, low: int, high: int) -> int:
         """A number from low to high, both included."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -49,9 +50,8 @@ class WorkerGone(Exception):
 class Worker:
     """One fork server, or (`fork=False`) one fresh process for each job. Use as a context manager."""
 
-    def __init__(self, *, fork: bool = hasattr(os, "fork"), timeout: float | None = None) -> None:
+    def __init__(self, *, fork: bool = hasattr(os, "fork")) -> None:
         self._fork = fork
-        self._timeout = timeout
         self._process: subprocess.Popen[bytes] | None = None
         self._lines: deque[bytes] = deque()
         self._partial = b""
@@ -84,7 +84,8 @@ class Worker:
             return self._listen(job)
         except (WorkerGone, Silence, BrokenPipeError) as error:
             self.close()
-            return JobResult(setup_error=f"the worker process could not be used: {type(error).__name__} {error}".rstrip())
+            told = f"{type(error).__name__} {error}".rstrip()
+            return JobResult(setup_error=f"the worker process could not be used: {told}")
 
     def _ready(self) -> None:
         if self._process is not None and (not self._fork or self._process.poll() is not None):
@@ -93,10 +94,11 @@ class Worker:
             return
         command = [sys.executable, "-m", "enginecore.testing.worker"] + ([] if self._fork else ["--once"])
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        # Idle threads of OpenMP must not spin: the machine may be shared, and most of a case is not the plugin's work.
+        environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, "PYTHONPATH": paths}
         self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": paths},
-            start_new_session=True,
-        )  # fmt: skip
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
+        )
         self._lines.clear()
         self._partial = b""
         if self._fork:
@@ -127,12 +129,12 @@ class Worker:
             elif kind == "setup_failed":
                 result.setup_error = event["message"]
             elif kind == "begin":
-                current, limit = event["case"], self._timeout or event["seconds"]
+                current, limit = event["case"], job["timeout"] or event["seconds"]
             elif kind == "end":
                 result.ended[event["case"]] = event
                 current, limit = None, LEAVE_SECONDS
             elif kind == "leaving":
-                limit = self._timeout or LEAVE_SECONDS
+                limit = job["timeout"] or LEAVE_SECONDS
             elif kind == "exit":
                 if not killed and (event["code"] != 0 or current is not None):
                     last = current or next(reversed(result.ended), None)
@@ -145,10 +147,8 @@ class Worker:
         return f"the process died with {name}" + (f"\n{output}" if output else "")
 
     def _kill(self, pid: int) -> None:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL) if hasattr(os, "killpg") else os.kill(pid, signal.SIGTERM)
-        except ProcessLookupError:
-            pass
 
     def _event(self, limit: float) -> dict[str, Any]:
         """The next event. Silence after `limit` seconds; a process of its own reports its exit here."""

@@ -1,9 +1,9 @@
 """The kit under pytest, in a vendor's own repository:
 
-    from enginecore.testing import pytest_cases
+from enginecore.testing import pytest_cases
 
-    @pytest_cases("acme_npu")
-    def test_conformance(case): case.check()
+@pytest_cases("acme_npu")
+def test_conformance(case): case.check()
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What every op must compute, in float64 on the host, as plainly as it can be said.
 
 Nothing here is shared with `enginecore.ops.reference`, which the engine runs: the two were written apart, so that a
-mistake in one shows. Shape suffixes: T tokens, H query heads, K key-value heads, D head size, S sequences, B blocks of a
-sequence, R rows, V vocabulary, E hidden size, F intermediate size, P positions, N rotary dimensions.
+mistake in one shows. Shape suffixes: T tokens, H query heads, K key-value heads, D head size, R rows, V vocabulary,
+E hidden size, F intermediate size, O outputs, I inputs, P positions, N rotary dimensions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class LogicalCache:
     Values are rounded to `kv_dtype` as they are stored.
     """
 
-    def __init__(self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, kv_dtype: torch.dtype) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, kv_dtype: torch.dtype
+    ) -> None:
         shape = (num_blocks * block_size, num_kv_heads, head_size)
         self.block_size = block_size
         self.kv_dtype = kv_dtype
@@ -83,7 +85,9 @@ def paged_attention(
     return torch.cat(out)
 
 
-def attend(query_QHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, rule: AttentionRule) -> torch.Tensor:
+def attend(
+    query_QHD: torch.Tensor, key_NKD: torch.Tensor, value_NKD: torch.Tensor, rule: AttentionRule
+) -> torch.Tensor:
     """One sequence: its last Q tokens over its N keys. Soft cap, then ALiBi, then the mask, then sinks join the sum."""
     num_q, num_heads, _ = query_QHD.shape
     num_k, num_kv_heads, _ = key_NKD.shape
@@ -120,7 +124,7 @@ def rms_norm(x: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tenso
 def fused_add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight_E: torch.Tensor, eps: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(norm of the sum, the sum). The norm may be of the sum before or after it was rounded: the tolerance covers both."""
+    """(norm of the sum, the sum). Whether the sum was rounded before its norm was taken is within the tolerance."""
     total = f64(x) + f64(residual)
     return rms_norm(total, weight_E, eps), total
 
@@ -180,6 +184,12 @@ def sampling_distribution(
     return torch.where(kept, probs, torch.zeros_like(probs))
 
 
+def kept_ids(logits_V: torch.Tensor, temperature: float, top_k: int, top_p: float, min_p: float) -> set[int]:
+    """The ids that may be chosen at all."""
+    probs = sampling_distribution(logits_V, temperature, top_k, top_p, min_p)
+    return set((probs > 0).nonzero().flatten().tolist())
+
+
 def sample(
     logits_RV: torch.Tensor,
     temperature_R: torch.Tensor,
@@ -189,7 +199,10 @@ def sample(
     uniform_R: torch.Tensor,
     slack: float = 2e-5,
 ) -> list[set[int]]:
-    """For each row the ids that are right: one, or two where float32 rounding may tip the inverse transform."""
+    """For each row the ids that are right: one, or a few where rounding in float32 may tip the inverse transform.
+
+    Those are the ids whose share of the cumulative mass comes within `slack` of the uniform number.
+    """
     answers = []
     for row in range(logits_RV.shape[0]):
         if float(temperature_R[row]) == 0:
@@ -197,14 +210,11 @@ def sample(
             answers.append(set((logits_RV[row] == best).nonzero().flatten().tolist()))
             continue
         settings = (float(temperature_R[row]), int(top_k_R[row]), float(top_p_R[row]), float(min_p_R[row]))
-        mass = torch.cumsum(sampling_distribution(logits_RV[row], *settings), 0)
-        allowed = (torch.diff(mass, prepend=torch.zeros(1, dtype=F64)) > 0).nonzero().flatten()
-        right = set()
-        for shift in (-slack, 0.0, slack):
-            target = min(max(float(uniform_R[row]) + shift, 0.0), 1 - 1e-12) * float(mass[-1])
-            passed = allowed[mass[allowed] > target]
-            right.add(int(passed[0]) if len(passed) else int(allowed[-1]))
-        answers.append(right)
+        probs = sampling_distribution(logits_RV[row], *settings)
+        mass = torch.cumsum(probs, 0) / probs.sum()
+        uniform = float(uniform_R[row])
+        near = (mass > uniform - slack) & (mass - probs / probs.sum() <= uniform + slack) & (probs > 0)
+        answers.append(set(near.nonzero().flatten().tolist()))
     return answers
 
 

@@ -21,15 +21,18 @@ SCHEMA_VERSION = 1
 def versions(about: dict[str, Any] | None = None) -> dict[str, str]:
     """Everything whose version may change a result."""
     found = {"enginecore": __version__, "contract": contract_version(), "python": platform.python_version()}
-    for name in ("torch", "transformers", "numpy", "hypothesis"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
+    found |= {name: _version(name) for name in ("torch", "transformers", "numpy", "hypothesis")}
     found["platform"] = platform.platform()
     if about and "distribution" in about:
         found[about["distribution"]] = about["version"]
     return found
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,11 @@ Listener = Callable[[CaseResult], None]
 
 
 class Runner:
-    """Runs groups of cases of one backend. `timeout` (seconds) replaces every case's own limit."""
+    """Runs groups of cases of one backend. `timeout` (seconds) replaces every case's own limit.
+
+    `worker` is one to share with other runners. Raises DeviceError kinds or ParameterError when the device is not there
+    to be tested.
+    """
 
     def __init__(
         self,
@@ -36,11 +40,13 @@ class Runner:
         options: dict[str, Any] | None = None,
         fork: bool = hasattr(os, "fork"),
         today: datetime.date | None = None,
+        worker: Worker | None = None,
     ) -> None:
-        self.source = BackendSource.of(target)
+        self.source = BackendSource.of(target).resolved()
         self.about: dict[str, Any] = {}
         self._options = options or {}
-        self._worker = Worker(fork=fork, timeout=timeout)
+        self._timeout = timeout
+        self._worker = worker or Worker(fork=fork)
         self._today = today or datetime.date.today()
         self._setup: tuple[Outcome, str] | None = None
 
@@ -72,6 +78,7 @@ class Runner:
             "source": vars(self.source),
             "cases": [case.id for case in cases],
             "options": self._options,
+            "timeout": self._timeout,
             "clean_exit": any(case.op == "shutdown" for case in cases),
         }
         played = self._worker.run(job)
@@ -140,7 +147,8 @@ class Runner:
         gap = next((gap for gap in gaps if gap.covers(result.case_id)), None)
         if gap is None or result.outcome is Outcome.DECLARED_UNSUPPORTED:
             return result
-        outcome, message = result.outcome, result.message
+        outcome: Outcome = result.outcome
+        message = result.message
         if outcome is Outcome.PASS:
             message = f"passes: the gap declared for {gap.cases!r} can be removed"
         elif gap.expired(self._today):

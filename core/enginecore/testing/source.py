@@ -5,12 +5,16 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from packaging.utils import canonicalize_name
+
 from enginecore.device import Backend
-from enginecore.device.select import conformance_profile, create_backend, select_device
+from enginecore.device.discovery import discover
+from enginecore.device.select import SelectedDevice, conformance_profile, create_backend, parse_spec, select_device
+from enginecore.errors import DeviceError
 from enginecore.testing.profile import ConformanceProfile
 
 
@@ -41,6 +45,12 @@ class BackendSource:
             return cls(factory=target)
         return cls(device=target)
 
+    def resolved(self) -> BackendSource:
+        """With a device, the one that it means ("auto", a short name), probed here, once; raises DeviceError kinds."""
+        if self.factory:
+            return self
+        return replace(self, device=select_device(self.device).full_name)
+
     @property
     def label(self) -> str:
         return self.device or self.factory
@@ -50,11 +60,20 @@ class BackendSource:
         if self.factory:
             profile = _function(self.profile)() if self.profile else None
             return _function(self.factory)(**self.options), as_profile(profile), {"factory": self.factory}
-        selected = select_device(self.device)
+        selected = _find(self.device)
         backend = create_backend(selected, options=self.options)
         plugin = selected.plugin
         about = {"distribution": plugin.distribution, "version": plugin.version, "device": selected.full_name}
         return backend, as_profile(conformance_profile(plugin)), about
+
+
+def _find(full_name: str) -> SelectedDevice:
+    """The device of a full name (`DIST:DEVICE:INDEX`), without another probe: that may take seconds."""
+    distribution, device, index = parse_spec(full_name)
+    for plugin in discover():
+        if canonicalize_name(plugin.distribution) == distribution and device in plugin.devices:
+            return SelectedDevice(plugin=plugin, device=device, index=index)
+    raise DeviceError(f"{full_name} is not installed")
 
 
 def as_profile(value: Any) -> ConformanceProfile:

@@ -149,7 +149,7 @@ def serve(channel: Channel) -> None:
     import torch  # noqa: F401  (before the fork: every child has it at once)
 
     import enginecore.testing.cases
-    import enginecore.testing.source  # noqa: F401
+    import enginecore.testing.source
 
     enginecore.testing.cases.all_cases()
     channel.send("serving")

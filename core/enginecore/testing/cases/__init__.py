@@ -32,7 +32,8 @@ def all_cases() -> list[Case]:
     )
 
     modules = (
-        contract, attention, cache, norms, rotary, activations, linear, sampling, memory, blocks, graphs, collectives, models,
+        contract, attention, cache, norms, rotary, activations, linear, sampling, memory, blocks, graphs, collectives,
+        models,
     )  # fmt: skip
     cases = [case for module in modules for case in module.cases()]
     duplicates = {case.id for case in cases if sum(other.id == case.id for other in cases) > 1}
@@ -45,7 +46,8 @@ def select(cases: list[Case], level: str | int | None = None, only: str | None =
     """Cases of `level` ("1", "0-2", "0,5") whose id matches `only` (comma-separated patterns or plain substrings)."""
     levels = _levels(level)
     patterns = [p.strip() for p in (only or "").split(",") if p.strip()]
-    return [case for case in cases if case.level in levels and (not patterns or any(_match(case.id, p) for p in patterns))]
+    wanted = [case for case in cases if case.level in levels]
+    return [case for case in wanted if not patterns or any(_match(case.id, pattern) for pattern in patterns)]
 
 
 def _match(case_id: str, pattern: str) -> bool:

@@ -28,8 +28,8 @@ def edges(size: int) -> list[int]:
 BATCHES: dict[str, Lengths] = {
     "decode": lambda size: [(1, n) for n in edges(size)],
     "prefill": lambda size: [(n, n) for n in edges(size)],
-    "chunked_prefill": lambda size: [(5, size + 5), (size, 3 * size), (size + 1, 4 * size - 1), (2, size), (3, size + 1)],
-    "mixed": lambda size: [(2 * size + 1, 2 * size + 1), (1, size), (1, 3 * size + 1), (7, size + 6), (1, 1), (size, size)],
+    "chunked_prefill": lambda n: [(5, n + 5), (n, 3 * n), (n + 1, 4 * n - 1), (2, n), (3, n + 1)],
+    "mixed": lambda n: [(2 * n + 1, 2 * n + 1), (1, n), (1, 3 * n + 1), (7, n + 6), (1, 1), (n, n)],
 }
 
 

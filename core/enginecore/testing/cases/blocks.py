@@ -1,4 +1,4 @@
-"""L2: the core's block pool over the plugin's cache: sequences come, grow, fork, part and go; nobody sees another's tokens."""
+"""L2: the core's block pool over the plugin's cache: sequences come, grow, fork, part and go, and keep to their own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from enginecore.testing.cases.paged import Paged, PagedSequence, Setting, slots_
 
 
 class Household:
-    """Living sequences over one pool. Each write goes to the plugin and to the logical copy, and each step is checked."""
+    """Living sequences over one pool. Writes go to the plugin and to the logical copy; each step is checked."""
 
     def __init__(self, ctx: CaseContext, num_blocks: int) -> None:
         self.ctx = ctx

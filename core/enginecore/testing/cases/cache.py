@@ -7,7 +7,7 @@ import torch
 from enginecore.testing import references
 from enginecore.testing.case import Case, CaseContext
 from enginecore.testing.cases.attention import BATCHES, BLOCK_SIZES, DTYPES
-from enginecore.testing.cases.paged import Paged, Setting, poison, slots_of
+from enginecore.testing.cases.paged import Paged, PagedSequence, Setting, poison, slots_of
 
 
 def write_token_by_token(ctx: CaseContext) -> None:
@@ -100,7 +100,7 @@ def write_block_size(size: int) -> Case:
     return Case(1, "reshape_and_cache", f"block_size_{size}", run)
 
 
-def _three_layers(ctx: CaseContext, dtype: str = "float32") -> tuple[Paged, list]:
+def _three_layers(ctx: CaseContext, dtype: str = "float32") -> tuple[Paged, list[PagedSequence]]:
     """Three attention calls with content of their own, two sequences of two blocks each."""
     paged = Paged(ctx, Setting(dtype=dtype), num_blocks=24, num_layers=3)
     seqs = [paged.sequence(1, 2 * paged.block_size) for _ in range(2)]

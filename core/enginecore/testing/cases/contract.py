@@ -155,11 +155,12 @@ def each_defect_refused(ctx: CaseContext) -> None:
 def unknown_feature_refused(ctx: CaseContext) -> None:
     base = baseline_query(ctx.backend.capabilities)
     unclaimed = [*sorted(KNOWN_FEATURES - ctx.backend.capabilities.features), "telepathy", ""]
-    for feature in unclaimed:
-        verdict = ctx.attention.supports(dataclasses.replace(base, features=frozenset({feature})))
-        if verdict:
-            raise FalseClaim(f"supports() accepts the feature {feature!r}, which the capabilities do not claim")
-        ctx.check(verdict.reasons, f"the feature {feature!r} is refused without a reason")
+    asked = {name: ctx.attention.supports(dataclasses.replace(base, features=frozenset({name}))) for name in unclaimed}
+    accepted = [name for name, verdict in asked.items() if verdict]
+    if accepted:
+        raise FalseClaim(f"supports() accepts features that the capabilities do not claim: {accepted}")
+    for name, verdict in asked.items():
+        ctx.check(verdict.reasons, f"the feature {name!r} is refused without a reason")
 
 
 def claims_agree(ctx: CaseContext) -> None:
@@ -191,7 +192,7 @@ def layout_sane(ctx: CaseContext) -> None:
 
     base = baseline_query(ctx.backend.capabilities)
     layout = ctx.attention.kv_cache_layout(Setting.from_query(base).spec())
-    ctx.check(layout.shape.count(-1) == 1, f"layout.shape needs exactly one -1, where blocks are counted: {layout.shape}")
+    ctx.check(layout.shape.count(-1) == 1, f"layout.shape needs one -1, where blocks are counted: {layout.shape}")
     ctx.check(layout.page_bytes > 0, f"page_bytes must be positive, got {layout.page_bytes}")
     caches = ctx.memory.allocate_kv(layout, 3, 2)
     ctx.check(len(caches) == 2, f"allocate_kv for 2 layers returned {len(caches)} tensors")

@@ -72,4 +72,5 @@ def attention_replays(ctx: CaseContext) -> None:
 
 
 def cases() -> list[Case]:
-    return [Case(3, "graphs", check.__name__, check) for check in (plan_is_a_choice, replay_equals_eager, attention_replays)]
+    checks = (plan_is_a_choice, replay_equals_eager, attention_replays)
+    return [Case(3, "graphs", check.__name__, check) for check in checks]

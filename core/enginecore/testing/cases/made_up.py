@@ -31,7 +31,7 @@ class _Sampler:
 
 
 def made_up(attempt: Callable[[Draw], None], examples: int) -> None:
-    """Call `attempt` with `examples` different draws; the first AssertionError that cannot be made smaller comes out."""
+    """Call `attempt` with `examples` different draws; the failure that comes out is the smallest one found."""
     try:
         from hypothesis import HealthCheck, Phase, given, settings
         from hypothesis import strategies as st
@@ -45,13 +45,15 @@ def made_up(attempt: Callable[[Draw], None], examples: int) -> None:
             self._data = data
 
         def integer(self, low: int, high: int) -> int:
-            return self._data.draw(st.integers(low, high))
+            drawn: int = self._data.draw(st.integers(low, high))
+            return drawn
 
         def choice(self, options: Sequence[T]) -> T:
-            return self._data.draw(st.sampled_from(list(options)))
+            drawn: T = self._data.draw(st.sampled_from(list(options)))
+            return drawn
 
     @settings(
-        max_examples=examples, derandomize=True, database=None, deadline=None, print_blob=False,
+        max_examples=examples, derandomize=True, database=None, deadline=None, print_blob=False, report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
     )  # fmt: skip
     @given(st.data())

@@ -53,7 +53,7 @@ def allocation_is_counted(ctx: CaseContext) -> None:
     caches, size = _cache_of(ctx, 192 * MIB)
     grown = ctx.memory.process_used_bytes() - before
     if abs(grown - size) > SLACK:
-        raise FalseClaim(f"per_process_accounting is claimed; {size} bytes were allocated and the books grew by {grown}")
+        raise FalseClaim(f"per_process_accounting is claimed; {size} bytes were allocated, the books grew by {grown}")
     ctx.memory.release_kv(caches)
     del caches
     ctx.memory.empty_cache()
@@ -142,7 +142,8 @@ def shrink_keeps_content(ctx: CaseContext) -> None:
     seqs = [paged.sequence(1, 2 * paged.block_size + 1), paged.sequence(3, paged.block_size)]
     paged.fill(seqs)
     paged.caches = ctx.memory.shrink_kv(paged.caches, 12)
-    ctx.check(tuple(paged.caches[0].shape) == paged.layout.shape_for(12), f"shape {tuple(paged.caches[0].shape)} for 12 blocks")
+    shape = tuple(paged.caches[0].shape)
+    ctx.check(shape == paged.layout.shape_for(12), f"a cache shrunk to 12 blocks has shape {shape}")
     paged.num_blocks = 12
     paged.verify(seqs, "in a cache that was shrunk")
 

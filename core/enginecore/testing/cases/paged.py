@@ -232,7 +232,9 @@ class Paged:
         )  # fmt: skip
         return params, rule
 
-    def expected(self, query: torch.Tensor, seqs: list[PagedSequence], rule: references.AttentionRule, layer: int = 0) -> torch.Tensor:
+    def expected(
+        self, query: torch.Tensor, seqs: list[PagedSequence], rule: references.AttentionRule, layer: int = 0
+    ) -> torch.Tensor:
         lens, totals = [s.query_len for s in seqs], [s.seq_len for s in seqs]
         return references.paged_attention(query, self.logical[layer], lens, totals, [s.blocks for s in seqs], rule)
 
@@ -250,7 +252,9 @@ class Paged:
         out = self.forward(query, self.metadata(seqs), layer)
         self.judge(out, query, seqs, what, layer)
 
-    def judge(self, out: torch.Tensor, query: torch.Tensor, seqs: list[PagedSequence], what: str, layer: int = 0) -> None:
+    def judge(
+        self, out: torch.Tensor, query: torch.Tensor, seqs: list[PagedSequence], what: str, layer: int = 0
+    ) -> None:
         s, profile = self.setting, self.ctx.profile
         tolerance = max(profile.tolerance("attention", dtype) for dtype in (s.dtype, s.kv_dtype or s.dtype))
         self.ctx.check(out.dtype == query.dtype, f"{what}: the result is {out.dtype}, the query {query.dtype}")

@@ -1,0 +1,347 @@
+"""A whole backend in plain torch: short, slow and right, until it is asked for a planted fault.
+
+`create(fault="")` makes it; the faults are the methods' `if self.fault == ...`. The kit must pass the first and catch
+every other. Cache of one attention call: [2 (keys, values), blocks, block size, K, D].
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+import time
+from typing import Any
+
+import torch
+from enginecore.device import (
+    AttentionBackend,
+    AttentionMetadata,
+    AttentionParams,
+    AttentionQuery,
+    Backend,
+    Capabilities,
+    Communicator,
+    GraphKey,
+    GraphRunner,
+    GraphSupport,
+    Impl,
+    KVCacheLayout,
+    KVCacheSpec,
+    MemoryInfo,
+    MemoryManager,
+    OpTable,
+    Verdict,
+    check_attention,
+)
+from enginecore.errors import DriverMissingError
+from enginecore.ops.reference import REFERENCE
+
+CAPABILITIES = Capabilities(
+    dtypes=frozenset({"float32", "bfloat16"}),
+    kv_dtypes=frozenset({"float32", "bfloat16"}),
+    block_sizes=frozenset({8, 16, 32}),
+    head_size_range=(8, 256, 2),
+    max_gqa_ratio=16,
+    features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "non_causal"}),
+    graph_support=GraphSupport.ALWAYS,
+    per_process_accounting=True,
+    batch_invariant=True,
+)
+
+
+class ToyAttention(AttentionBackend):
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.remembered: dict[Any, AttentionMetadata] = {}
+
+    def supports(self, query: AttentionQuery) -> Verdict:
+        if self.fault == "accepts_everything":
+            return Verdict.of([])
+        reasons = check_attention(CAPABILITIES, query)
+        if self.fault == "refuses_what_it_claims" and query.features == {"alibi"}:
+            reasons.append("on second thoughts, no ALiBi")
+        return Verdict.of(reasons[:1] if self.fault == "first_reason_only" else reasons)
+
+    def kv_cache_layout(self, spec: KVCacheSpec) -> KVCacheLayout:
+        page = 2 * spec.block_size * spec.num_kv_heads * spec.head_size * getattr(torch, spec.dtype).itemsize
+        if self.fault == "wrong_page_bytes":
+            page //= 2
+        shape = (2, -1, spec.block_size, spec.num_kv_heads, spec.head_size)
+        return KVCacheLayout(shape=shape, dtype=spec.dtype, page_bytes=page)
+
+    def build_metadata(self, common: AttentionMetadata) -> AttentionMetadata:
+        if self.fault == "stale_block_table":
+            table = common.block_table.clone()
+            kept = self.remembered.setdefault(tuple(common.seq_lens.tolist()), table)
+            return AttentionMetadata(**{**vars(common), "block_table": kept})
+        return common
+
+    def reshape_and_cache(
+        self, key_TKD: torch.Tensor, value_TKD: torch.Tensor, kv_cache: torch.Tensor, slot_mapping_T: torch.Tensor
+    ) -> None:
+        size = kv_cache.shape[2]
+        keep = slot_mapping_T >= (-1 if self.fault == "writes_padding" else 0)
+        slots = slot_mapping_T[keep]
+        blocks, offsets = slots // size, slots % size
+        kv_cache[0, blocks, offsets] = key_TKD[keep].to(kv_cache.dtype)
+        kv_cache[1, blocks, offsets] = value_TKD[keep].to(kv_cache.dtype)
+        if self.fault == "writes_out_of_bounds" and len(slots):
+            kv_cache[1, (blocks[-1:] + 1) % kv_cache.shape[1], 0] = 1.0
+        if self.fault == "assumes_contiguous_keys":
+            packed = torch.as_strided(key_TKD, key_TKD.shape, (key_TKD[0].numel(), key_TKD.shape[2], 1))
+            kv_cache[0, blocks, offsets] = packed[keep].to(kv_cache.dtype)
+
+    def forward(
+        self,
+        query_THD: torch.Tensor,
+        kv_cache: torch.Tensor,
+        metadata: AttentionMetadata,
+        params: AttentionParams,
+        out_THD: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        self._misbehave(query_THD)
+        out = torch.empty(query_THD.shape, dtype=query_THD.dtype) if out_THD is None else out_THD
+        starts, size = metadata.query_start_loc.tolist(), kv_cache.shape[2]
+        for i, length in enumerate(metadata.seq_lens.tolist()):
+            blocks = metadata.block_table[i, : -(-length // size)].long()
+            if self.fault == "off_by_one_block" and length % size == 0:
+                blocks = metadata.block_table[i, 1 : length // size + 1].long()
+            if self.fault == "follows_whole_table":
+                blocks = metadata.block_table[i].long()
+            key, value = (kv_cache[side, blocks].flatten(0, 1) for side in (0, 1))
+            if self.fault != "reads_tail_slots":
+                key, value = key[:length], value[:length]
+            end = starts[i + 1] - int(self.fault == "unwritten_output" and starts[i + 1] > 20)
+            out[starts[i] : end] = self._attend(query_THD[starts[i] : starts[i + 1]], key, value, length, params)[
+                : end - starts[i]
+            ]
+        if self.fault == "writes_past_output" and out_THD is not None:
+            torch.as_strided(out, (1,), (1,), out.storage_offset() + out.numel())[0] = 0.0
+        return out
+
+    def _misbehave(self, query_THD: torch.Tensor) -> None:
+        if self.fault == "refuses_bfloat16" and query_THD.dtype is torch.bfloat16:
+            raise NotImplementedError("bfloat16 attention is not written yet")
+        if self.fault == "hangs_bfloat16" and query_THD.dtype is torch.bfloat16:
+            time.sleep(3600)
+        if self.fault == "segfaults_bfloat16" and query_THD.dtype is torch.bfloat16:
+            print("about to read address 8", flush=True)
+            ctypes.string_at(8)
+
+    def _attend(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, length: int, params: AttentionParams
+    ) -> torch.Tensor:
+        ratio = params.num_heads // params.num_kv_heads
+        key, value = key.double(), value.double()
+        if self.fault == "gqa_heads_interleaved":
+            key, value = key.repeat(1, ratio, 1), value.repeat(1, ratio, 1)
+        else:
+            key, value = key.repeat_interleave(ratio, 1), value.repeat_interleave(ratio, 1)
+        scale = params.scale * 1.05 if self.fault == "wrong_scale" else params.scale
+        scores = torch.einsum("qhd,khd->hqk", query.double(), key) * scale
+        if params.soft_cap is not None and self.fault != "ignores_soft_cap":
+            scores = params.soft_cap * torch.tanh(scores / params.soft_cap)
+        at, other = torch.arange(length - len(query), length).unsqueeze(1), torch.arange(len(key))
+        if params.alibi_slopes is not None:
+            scores = scores + params.alibi_slopes.double().view(-1, 1, 1) * (other - at)
+        hidden = other >= length
+        if params.causal and self.fault != "missing_causal_mask":
+            hidden = hidden | (other > at)
+        window = params.sliding_window
+        if window is not None and self.fault != "ignores_sliding_window":
+            hidden = hidden | (other <= at - window - int(self.fault == "window_off_by_one"))
+        scores = scores.masked_fill(hidden, float("-inf"))
+        if self.fault == "unstable_softmax":
+            weights = scores.float().exp() / scores.float().exp().sum(-1, keepdim=True)
+            return torch.einsum("hqk,khd->qhd", weights.double(), value).to(query.dtype)
+        if params.sinks is not None:
+            sinks = params.sinks.double().view(-1, 1, 1).expand(-1, len(query), 1)
+            weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+        else:
+            weights = scores.softmax(-1)
+        if self.fault == "returns_nan":
+            weights = weights / 0.0
+        return torch.einsum("hqk,khd->qhd", weights, value).to(query.dtype)
+
+    def copy_blocks(self, caches: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
+        for cache in caches[:1] if self.fault == "copies_first_layer_only" else caches:
+            for src, dst in pairs:
+                cache[:, dst] = cache[:, src]
+
+    def swap_blocks(self, src: list[torch.Tensor], dst: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
+        for a, b in zip(src, dst, strict=True):
+            for i, j in pairs:
+                i, j = (j, i) if self.fault == "swaps_backwards" else (i, j)
+                b[:, j] = a[:, i]
+
+
+class ToyMemory(MemoryManager):
+    """Counts the caches that it has given out."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.used = self.peak = 0
+        self.arena: torch.Tensor | None = None
+
+    def memory_info(self) -> MemoryInfo:
+        total = 8 * 2**30
+        return MemoryInfo(total_bytes=total, usable_bytes=total, free_bytes=total - self.used, source="toy")
+
+    def process_used_bytes(self) -> int:
+        return self.used
+
+    def peak_bytes(self) -> int:
+        return self.peak
+
+    def reset_peak(self) -> None:
+        self.peak = self.used
+
+    def empty_cache(self) -> None:
+        return None
+
+    def allocate_kv(self, layout: KVCacheLayout, num_blocks: int, num_layers: int) -> list[torch.Tensor]:
+        size = layout.page_bytes * num_blocks * num_layers
+        if size > self.memory_info().free_bytes:
+            raise MemoryError(f"{size} bytes are more than are free")
+        shape, dtype = layout.shape_for(num_blocks), getattr(torch, layout.dtype)
+        if self.fault == "caches_overlap":
+            one = torch.empty(shape, dtype=dtype)
+            return [one for _ in range(num_layers)]
+        if self.fault != "counts_nothing":
+            self.used += size
+            self.peak = max(self.peak, self.used)
+        return [torch.empty(shape, dtype=dtype) for _ in range(num_layers)]
+
+    def release_kv(self, caches: list[torch.Tensor]) -> None:
+        if self.fault not in ("leaks", "counts_nothing"):
+            self.used -= sum(cache.numel() * cache.element_size() for cache in caches)
+        caches.clear()
+
+    def shrink_kv(self, caches: list[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
+        return [cache[:, :num_blocks].clone() for cache in caches]
+
+
+class ToyOps(OpTable):
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def get(self, op: str) -> Impl | None:
+        if op == "sample" and self.fault == "sample_ignores_top_p":
+            sample = REFERENCE["sample"]
+            return Impl(lambda logits, t, k, p, m, u: sample(logits, t, k, torch.ones_like(p), m, u))
+        if op == "rms_norm" and self.fault == "norm_without_eps":
+            return Impl(lambda x, w, eps: REFERENCE["rms_norm"](x, w, 0.0))
+        if op == "rotary_embedding" and self.fault == "rotary_not_in_place":
+            rotate = REFERENCE["rotary_embedding"]
+            return Impl(lambda positions, q, k, table, pairs: rotate(positions, q.clone(), k.clone(), table, pairs))
+        return Impl(REFERENCE[op]) if op in REFERENCE else None
+
+
+class ToyGraphs(GraphRunner):
+    """A "graph" is the function and its inputs."""
+
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.held = 0
+
+    def plan(self, keys: list[GraphKey], budget_bytes: int) -> list[GraphKey]:
+        return sorted(keys, reverse=True)[: budget_bytes // 1024]
+
+    def capture(self, key: GraphKey, fn: Any, static_inputs: dict[str, Any]) -> Any:
+        if self.fault == "capture_fails":
+            raise RuntimeError("an operation of the step cannot be captured")
+        self.held += 1024
+        frozen = {name: value.clone() for name, value in static_inputs.items()}
+        return fn, frozen if self.fault == "graph_keeps_first_inputs" else static_inputs
+
+    def replay(self, handle: Any) -> Any:
+        fn, inputs = handle
+        return fn(**inputs)
+
+    def memory_bytes(self) -> int:
+        return self.held
+
+    def release(self) -> None:
+        self.held = 0
+
+
+class OneRank(Communicator):
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+
+    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor * 2 if self.fault == "all_reduce_doubles" else tensor
+
+    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        return tensor
+
+    def reduce_scatter(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
+        return tensor
+
+    def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
+        return tensor
+
+    def send(self, tensor: torch.Tensor, dst: int) -> None:
+        raise ValueError("there is one rank only")
+
+    def recv(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
+        raise ValueError("there is one rank only")
+
+    def barrier(self) -> None:
+        return None
+
+    def destroy(self) -> None:
+        return None
+
+
+class ToyEvent:
+    def record(self) -> None:
+        return None
+
+    def synchronize(self) -> None:
+        return None
+
+    def query(self) -> bool:
+        return True
+
+
+class ToyBackend(Backend):
+    def __init__(self, fault: str) -> None:
+        self.fault = fault
+        self.capabilities = CAPABILITIES
+        self.memory = ToyMemory(fault)
+        self.attention = ToyAttention(fault)
+        self.ops = ToyOps(fault)
+        self.graphs = ToyGraphs(fault)
+        self.collectives = OneRank(fault)
+
+    def torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def set_device(self, index: int) -> None:
+        if index != 0 and self.fault != "accepts_any_device":
+            raise DriverMissingError(f"there is one toy; {index} does not exist")
+
+    def synchronize(self) -> None:
+        return None
+
+    def stream(self) -> Any:
+        return contextlib.nullcontext()
+
+    def event(self) -> ToyEvent:
+        return ToyEvent()
+
+    def manual_seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
+    def shutdown(self) -> None:
+        if self.fault == "thread_does_not_end":
+            threading.Thread(target=time.sleep, args=(3600,)).start()
+
+
+def create(fault: str = "") -> Backend:
+    if fault == "raises_at_creation":
+        raise RuntimeError("no toy today")
+    if fault == "segfaults_at_creation":
+        ctypes.string_at(8)
+    return ToyBackend(fault)
