@@ -119,10 +119,9 @@ def main() -> None:
                 if options.json:
                     print(json.dumps(asdict(figure)))
                 else:
-                    print(
-                        f"{running:>8} {waiting:>8} {'on' if prefix_caching else 'off':>13} {figure.us_a_request:>11.2f} "
-                        f"{figure.us_a_step:>9.0f} {figure.schedule_share:>12.0%}"
-                    )
+                    cache = "on" if prefix_caching else "off"
+                    costs = f"{figure.us_a_request:>11.2f} {figure.us_a_step:>9.0f} {figure.schedule_share:>12.0%}"
+                    print(f"{running:>8} {waiting:>8} {cache:>13} {costs}")
 
 
 if __name__ == "__main__":

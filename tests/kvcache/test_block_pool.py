@@ -193,5 +193,5 @@ class PoolMachine(RuleBasedStateMachine):
         ]
 
 
-PoolMachine.TestCase.settings = settings(max_examples=250, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
 TestPoolMachine = PoolMachine.TestCase

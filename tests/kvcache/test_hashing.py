@@ -7,6 +7,7 @@ import itertools
 import struct
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from enginecore.kvcache import block_hashes, root_hash
@@ -98,7 +99,7 @@ def test_equal_blocks_after_different_prefixes_differ() -> None:
     assert chain(same + same)[0] != chain(same + same)[1]
 
 
-EXTRAS = [
+EXTRAS: list[dict[str, Any]] = [
     {},
     {"cache_salt": ""},
     {"cache_salt": "a"},
@@ -143,5 +144,5 @@ adapter = st.none() | st.tuples(st.text(max_size=6), st.integers(-(2**63), 2**63
 
 @settings(max_examples=300, deadline=None)
 @given(a=st.tuples(salt, adapter), b=st.tuples(salt, adapter))
-def test_roots_are_equal_exactly_where_the_extra_keys_are(a: tuple, b: tuple) -> None:
+def test_roots_are_equal_exactly_where_the_extra_keys_are(a: tuple[Any, ...], b: tuple[Any, ...]) -> None:
     assert (root_hash(*a) == root_hash(*b)) == (a == b)

@@ -42,14 +42,11 @@ def block_hashes(parent: bytes, token_ids: list[int], block_size: int) -> list[b
     ids = array(_U32, token_ids[: full * block_size])
     if sys.byteorder == "big":
         ids.byteswap()
-    data = memoryview(ids.tobytes())
+    data = ids.tobytes()
     frame = struct.pack("<I", block_size)
     step = 4 * block_size
     hashes = []
     for start in range(0, full * step, step):
-        digest = hashlib.sha256(parent)
-        digest.update(frame)
-        digest.update(data[start : start + step])
-        parent = digest.digest()
+        parent = hashlib.sha256(parent + frame + data[start : start + step]).digest()
         hashes.append(parent)
     return hashes

@@ -104,7 +104,8 @@ class KVCacheManager:
     def reset(self) -> int:
         """Forget every cached prefix; returns how many blocks were forgotten.
 
-        Sequences keep their blocks, but what they have computed so far, and what builds on it, is not offered either."""
+        Sequences keep their blocks, but what they have computed so far, and what builds on it, is not offered.
+        """
         self._epoch += 1
         return self.pool.reset_cache()
 

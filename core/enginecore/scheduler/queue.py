@@ -9,7 +9,7 @@ from enginecore.scheduler.sequence import Sequence
 
 class WaitingQueue:
     """Smaller `priority` goes first, as in vLLM. A preempted sequence keeps its arrival and so comes before later ones.
-    Removed sequences stay in the heap, marked, until they surface."""
+    Removed sequences stay in the heap, marked, until they surface or are more than those that wait."""
 
     def __init__(self, *, by_priority: bool) -> None:
         self._by_priority = by_priority
@@ -42,3 +42,6 @@ class WaitingQueue:
     def remove(self, sequence: Sequence) -> None:
         sequence.cancelled = True
         self._live -= 1
+        if len(self._heap) > 2 * self._live + 64:
+            self._heap = [entry for entry in self._heap if not entry[2].cancelled]
+            heapq.heapify(self._heap)

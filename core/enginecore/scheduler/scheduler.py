@@ -112,7 +112,7 @@ class Scheduler:
         updates: list[tuple[int, int, list[int]]] = []
         slots, give, preempted = self._serve_running(updates)
         new: list[NewRequest] = []
-        if not preempted and len(self.waiting):
+        if not preempted and len(self.waiting) and self.running.has_free_slot:
             budget = self.config.max_num_batched_tokens - int(give.sum())
             admitted = self._admit(budget, new, updates)
             if admitted:
@@ -206,8 +206,8 @@ class Scheduler:
                 break
             owed += whole - now
             self.waiting.pop()
-            if sequence.num_cached < 0:
-                sequence.num_cached = cached
+            if not sequence.admitted:
+                sequence.admitted, sequence.num_cached = True, cached
                 kv.count_query(len(tokens), cached)
                 self._counts.prompt_tokens += sequence.num_prompt
             slot = table.enter(sequence, self.waiting.key(sequence), cached)
@@ -252,17 +252,19 @@ class Scheduler:
         at_limit = lengths >= table.max_total_S[sampled]
         ended = stopped | at_limit
 
+        # This loop is what a step costs: keep calls out of it.
+        sequences, logprobs, errors, many_stops = table.sequences, result.logprobs, result.errors, table.many_stops
         outputs = []
-        for row, slot, token, done in zip(
-            rows.tolist(), sampled.tolist(), result.token_ids, ended.tolist(), strict=True
-        ):
-            sequence = table.sequence(slot)
-            output = EngineOutput(sequence.request.request_id, [token], num_cached_tokens=max(sequence.num_cached, 0))
-            if result.logprobs and row in result.logprobs:
-                output.logprobs = [result.logprobs[row]]
+        columns = (rows.tolist(), sampled.tolist(), result.token_ids, ended.tolist())
+        for row, slot, token, done in zip(*columns, strict=True):
+            sequence = sequences[slot]
+            assert sequence is not None
+            output = EngineOutput(sequence.request_id, [token], num_cached_tokens=sequence.num_cached)
+            if row in logprobs:
+                output.logprobs = [logprobs[row]]
             if sequence.prompt_logprobs is not None:
                 output.prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
-            if done or slot in table.many_stops or row in result.errors:
+            if done or slot in many_stops or row in errors:
                 self._finish(sequence, token, row, result, output)
             outputs.append(output)
         return outputs

@@ -11,6 +11,7 @@ class Sequence:
     while it waits, in `token_ids`."""
 
     __slots__ = (
+        "admitted",
         "arrival",
         "cancelled",
         "num_cached",
@@ -18,6 +19,7 @@ class Sequence:
         "num_prompt",
         "prompt_logprobs",
         "request",
+        "request_id",
         "seed",
         "slot",
         "table",
@@ -26,12 +28,15 @@ class Sequence:
 
     def __init__(self, request: EngineRequest, arrival: int, seed: int) -> None:
         self.request = request
+        self.request_id = request.request_id
         self.arrival = arrival
         self.seed = seed
         self.slot = -1
         self.token_ids: list[int] = request.prompt_token_ids
         self.num_prompt = len(request.prompt_token_ids)
-        self.num_cached = -1
+        #: Prompt tokens found in the prefix cache when the request was first `admitted`.
+        self.num_cached = 0
+        self.admitted = False
         self.num_preemptions = 0
         self.cancelled = False
         self.table = BlockTable(root_hash(request.cache_salt, request.adapter))

@@ -1,0 +1,217 @@
+"""An executor that knows only what plans tell it, and checks them against a cache it really writes and reads.
+
+Each KV slot (block * block size + offset) holds (position, digest of the whole prefix, cache salt and adapter too).
+Before a token is sampled, every position of its sequence is read back through the block table: an aliased block, a
+stale table, a foreign prefix or a slot that was never written is an AssertionError. The next token is a function of the
+sequence's tokens alone, so `expected` can say beforehand what every request must answer.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from enginecore.request import EngineOutput, EngineRequest, SamplingParams, TokenLogprobs
+from enginecore.scheduler import NewRequest, Scheduler, SchedulerConfig, StepPlan, StepResult
+
+VOCAB = 40
+#: A sequence that holds this token gets an error instead of a next one.
+BAD_TOKEN = VOCAB
+
+
+def next_token(token_ids: list[int]) -> int:
+    return zlib.crc32(np.array(token_ids, "<i4").tobytes()) % VOCAB
+
+
+def request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields: Any) -> EngineRequest:
+    """`fields` are EngineRequest's, and under `params` SamplingParams'."""
+    params = SamplingParams(max_tokens=max_tokens, **fields.pop("params", {}))
+    return EngineRequest(request_id, prompt, params, max_tokens, **fields)
+
+
+def expected(req: EngineRequest) -> tuple[list[int], str, int | None]:
+    """(tokens, finish reason, stop reason) that the request must end with."""
+    tokens = list(req.prompt_token_ids)
+    if BAD_TOKEN in tokens:
+        return [], "error", None
+    stops = set(req.params.stop_token_ids or ())
+    eos = () if req.params.ignore_eos else req.eos_token_ids
+    for _ in range(req.max_tokens):
+        tokens.append(next_token(tokens))
+        if tokens[-1] in eos:
+            return tokens[len(req.prompt_token_ids) :], "stop", None
+        if tokens[-1] in stops:
+            return tokens[len(req.prompt_token_ids) :], "stop", tokens[-1]
+    return tokens[len(req.prompt_token_ids) :], "length", None
+
+
+@dataclass
+class _Row:
+    request: EngineRequest
+    num_prompt: int
+    tokens: list[int]
+    blocks: list[int] = field(default_factory=list)
+    digests: list[int] = field(default_factory=list)
+    prompt_logprobs_at: int | None = None
+
+
+class FakeExecutor:
+    def __init__(self, config: SchedulerConfig) -> None:
+        self.config = config
+        self.rows: dict[int, _Row] = {}
+        self.store: dict[int, tuple[int, int]] = {}
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._check(plan)
+        for new in plan.new:
+            self._enter(new)
+        for slot, first, blocks in plan.block_updates:
+            row = self.rows[slot]
+            assert len(row.blocks) == first, "a table may only grow at its end"
+            assert all(0 <= block < self.config.num_blocks for block in blocks)
+            row.blocks += blocks
+        self._write(plan)
+        token_ids, prompt_logprobs, logprobs, errors = [], {}, {}, {}
+        for i, (slot, start, count, samples) in enumerate(_rows(plan)):
+            row, end = self.rows[slot], start + count
+            self._read(row, end)
+            assert samples == (end == len(row.tokens)), "a row samples exactly when its gap closes"
+            entries = self._prompt_logprobs(row, start, end)
+            if entries:
+                prompt_logprobs[i] = entries
+            if not samples:
+                continue
+            token = next_token(row.tokens)
+            if BAD_TOKEN in row.tokens:
+                errors[i], token = "bad token", -1
+            token_ids.append(token)
+            row.tokens.append(token)
+            if row.request.params.logprobs is not None:
+                logprobs[i] = TokenLogprobs([token], [-float(end)], 1)
+        return StepResult(token_ids, logprobs, prompt_logprobs, errors)
+
+    def _check(self, plan: StepPlan) -> None:
+        config, slots = self.config, plan.slots_N.tolist()
+        assert slots, "a plan with nothing in it"
+        assert len(slots) == len(plan.starts_N) == len(plan.num_new_N) == len(plan.samples_N)
+        assert plan.num_tokens <= config.max_num_batched_tokens, "the budget is exceeded"
+        assert len(set(slots)) == len(slots) and set(slots) <= set(range(config.max_num_seqs))
+        assert (plan.num_new_N >= 1).all()
+        if config.long_prefill_token_threshold:
+            assert (plan.num_new_N <= config.long_prefill_token_threshold).all()
+        assert {new.slot for new in plan.new} <= set(slots), "a sequence enters and gets nothing to do"
+
+    def _enter(self, new: NewRequest) -> None:
+        assert new.num_prompt == len(new.request.prompt_token_ids)
+        assert new.token_ids[: new.num_prompt] == new.request.prompt_token_ids
+        owed = None if new.prompt_logprobs_from is None else new.prompt_logprobs_from + 1
+        self.rows[new.slot] = _Row(new.request, new.num_prompt, list(new.token_ids), prompt_logprobs_at=owed)
+
+    def _slot(self, row: _Row, position: int) -> int:
+        size = self.config.block_size
+        return row.blocks[position // size] * size + position % size
+
+    def _digest(self, row: _Row, position: int) -> int:
+        """Of the tokens up to and including `position`."""
+        while len(row.digests) <= position:
+            before = row.digests[-1] if row.digests else hash((row.request.cache_salt, row.request.adapter))
+            row.digests.append(hash((before, row.tokens[len(row.digests)])))
+        return row.digests[position]
+
+    def _write(self, plan: StepPlan) -> None:
+        written: set[int] = set()
+        for slot, start, count, _ in _rows(plan):
+            row = self.rows[slot]
+            assert start + count <= len(row.tokens), "a token is computed before it is known"
+            for position in range(start, start + count):
+                at = self._slot(row, position)
+                assert at not in written, "two tokens of a step share a slot"
+                written.add(at)
+                self.store[at] = (position, self._digest(row, position))
+
+    def _read(self, row: _Row, end: int) -> None:
+        for position in range(end):
+            found = self.store.get(self._slot(row, position))
+            assert found == (position, self._digest(row, position)), f"position {position} holds something else"
+
+    def _prompt_logprobs(self, row: _Row, start: int, end: int) -> list[TokenLogprobs]:
+        first, stop = row.prompt_logprobs_at, min(end + 1, row.num_prompt)
+        if first is None or stop <= first:
+            return []
+        assert first == start + 1, "prompt log-probabilities skip a position"
+        row.prompt_logprobs_at = stop
+        return [TokenLogprobs([row.tokens[p]], [-float(p)], 1) for p in range(first, stop)]
+
+
+def _rows(plan: StepPlan) -> list[tuple[int, int, int, bool]]:
+    columns = (plan.slots_N, plan.starts_N, plan.num_new_N, plan.samples_N)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+class Harness:
+    """A scheduler with a fake executor; collects what each request got."""
+
+    def __init__(self, **config: Any) -> None:
+        defaults = {
+            "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64, "num_blocks": 64, "block_size": 4,
+        }  # fmt: skip
+        self.config = SchedulerConfig(**{**defaults, **config})
+        self.scheduler = Scheduler(self.config)
+        self.executor = FakeExecutor(self.config)
+        self.outputs: dict[str, list[EngineOutput]] = {}
+
+    def add(self, *requests: EngineRequest) -> None:
+        for req in requests:
+            assert self.scheduler.add(req) is None
+            self.outputs[req.request_id] = []
+
+    def step(self) -> StepPlan:
+        plan = self.scheduler.schedule()
+        for output in self.scheduler.update(plan, self.executor.execute(plan)):
+            assert not self.finished(output.request_id), "news of a request that has ended"
+            self.outputs[output.request_id].append(output)
+        self.scheduler.pool.check()
+        return plan
+
+    def run(self, limit: int = 1000) -> int:
+        """Until all is done; how many steps it took."""
+        for steps in range(limit):
+            if not self.scheduler.has_work():
+                return steps
+            self.step()
+        raise AssertionError(f"not done after {limit} steps")
+
+    def finished(self, request_id: str) -> bool:
+        outputs = self.outputs[request_id]
+        return bool(outputs) and outputs[-1].finish_reason is not None
+
+    def tokens(self, request_id: str) -> list[int]:
+        return [token for output in self.outputs[request_id] for token in output.token_ids]
+
+    def check(self, req: EngineRequest) -> None:
+        """The request has ended, with exactly what it should have."""
+        outputs = self.outputs[req.request_id]
+        tokens, finish_reason, stop_reason = expected(req)
+        assert self.tokens(req.request_id) == tokens
+        assert (outputs[-1].finish_reason, outputs[-1].stop_reason) == (finish_reason, stop_reason)
+        if req.params.logprobs is not None and finish_reason != "error":
+            logprobs = [entry for output in outputs for entry in output.logprobs or []]
+            n = len(req.prompt_token_ids)
+            assert logprobs == [TokenLogprobs([t], [-float(n + i)], 1) for i, t in enumerate(tokens)]
+        prompt_logprobs = [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
+        if req.params.prompt_logprobs is None:
+            assert prompt_logprobs == []
+        else:
+            rest = [TokenLogprobs([t], [-float(p)], 1) for p, t in enumerate(req.prompt_token_ids) if p]
+            assert prompt_logprobs == [[None, *rest]] and outputs[0].prompt_logprobs is not None
+
+    def check_idle(self) -> None:
+        """Nothing is left: no block in use, no slot, nobody waiting."""
+        stats = self.scheduler.stats()
+        assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
+        assert (stats.kv_tokens_held, stats.kv_slots_held) == (0, 0)
+        assert self.scheduler.pool.num_free == self.config.num_blocks
+        assert sorted(self.scheduler.running._free_slots) == list(range(self.config.max_num_seqs))
+        self.scheduler.pool.check()
