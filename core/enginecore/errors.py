@@ -102,4 +102,5 @@ class UnsupportedError(DeviceError):
 
 
 class RequestError(EngineCoreError):
-    """The engine could not run one request, for instance because it needs more cache than there is. The others go on."""
+    """The engine could not run one request, for instance because it needs more cache than there is. The others go
+    on."""

@@ -129,13 +129,18 @@ class ChatRenderer:
         text = self._render(self._adapt(conversation), variables)
         return _cut_at_prefill(text, prefill) if continue_final_message else text
 
+    def prepare(self) -> None:
+        """Find out what the template can do now, so that the first request does not wait for it."""
+        if self.source is not None and self._abilities is None:
+            self._abilities = self._probe()
+
     def _render(self, messages: list[dict[str, Any]], variables: dict[str, Any]) -> str:
         assert self._render_raw is not None
         return self._render_raw({**self._special_tokens, **variables, "messages": messages})
 
     def _adapt(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        if self._abilities is None:
-            self._abilities = self._probe()
+        self.prepare()
+        assert self._abilities is not None
         takes_text, many_leading, anywhere = self._abilities
         if "developer" not in (self.source or ""):
             for message in messages:

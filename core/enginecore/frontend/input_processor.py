@@ -139,7 +139,7 @@ class InputProcessor:
         if not text:
             raise ParameterError(f"{param} must not be empty", param=param)
         limit = self.config.max_model_len
-        if whole and len(text) > limit * self.table.longest():
+        if whole and len(text) > limit and len(text) > limit * self.table.longest():
             least = -(-len(text) // self.table.longest())
             raise _too_long(limit, f"the prompt has {len(text)} characters, which is at least {least} tokens", param)
         try:

@@ -1,0 +1,239 @@
+"""`AsyncLLM`: many requests at once on one engine process, from one event loop.
+
+One task receives every step's outputs and hands them to the consumers. Tokenising and rendering run in threads. The
+engine's death fails every consumer at once; a consumer that goes away takes its requests out of the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from types import TracebackType
+from typing import Any, TypeVar
+
+from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
+from enginecore.engine.client import ProcessClient
+from enginecore.errors import EngineCoreError, EngineDeadError
+from enginecore.frontend.chat import ChatRenderer, load_template
+from enginecore.frontend.collector import Collector
+from enginecore.frontend.detokenizer import TokenTable
+from enginecore.frontend.generation_config import sampling_defaults
+from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt
+from enginecore.frontend.output_processor import Observer, OutputKind, OutputProcessor
+from enginecore.frontend.outputs import RequestOutput
+from enginecore.frontend.template_pool import TemplatePool
+from enginecore.frontend.tokenizer import Tokenizer
+from enginecore.request import EngineStats, SamplingParams
+
+logger = logging.getLogger("enginecore.frontend")
+T = TypeVar("T")
+
+
+class AsyncLLM:
+    """Made by `create`, closed by `shutdown` (or as an async context manager)."""
+
+    def __init__(
+        self,
+        client: Any,
+        tokenizer: Any,
+        args: EngineArgs,
+        *,
+        observer: Observer | None = None,
+        sampling_overrides: dict[str, Any] | None = None,
+    ) -> None:
+        """Use `create`. `client` is a started ProcessClient, or anything with its methods."""
+        self.client = client
+        self.ready: ReadyInfo = client.ready
+        self.config: EngineConfig = client.ready.config
+        self.tokenizer = tokenizer
+        self.table = TokenTable(tokenizer)
+        self.input = InputProcessor(self.config, tokenizer, self.table)
+        self.stats = EngineStats(num_blocks=self.config.num_blocks, num_free_blocks=self.config.num_blocks)
+        self.defaults = sampling_defaults(args.generation_config, self.config.model_path, sampling_overrides)
+        #: Set once the engine is gone; `dead_error` then says why.
+        self.dead = asyncio.Event()
+        self.dead_error: Exception | None = None
+        template = load_template(args.chat_template) or tokenizer.chat_template
+        self._pool = TemplatePool(template) if template is not None else None
+        self.renderer = ChatRenderer(
+            template, tokenizer.special_tokens, render=self._pool.render if self._pool is not None else None
+        )
+        self.observer = observer
+        self._output = OutputProcessor(self.table, observer)
+        self._threads = ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 2), thread_name_prefix="enginecore-input")
+        self._receiver = asyncio.create_task(self._receive())
+
+    @classmethod
+    async def create(
+        cls,
+        args: EngineArgs,
+        *,
+        observer: Callable[[EngineConfig], Observer] | None = None,
+        sampling_overrides: dict[str, Any] | None = None,
+    ) -> AsyncLLM:
+        """Start the engine process and wait until the model is loaded. `observer` makes the receiver of timings."""
+        load_template(args.chat_template)  # a missing file should not cost a model load
+        client = await ProcessClient.start(args)
+        try:
+            config = client.ready.config
+            tokenizer = await asyncio.to_thread(Tokenizer.load, config.model_path)
+            watcher = observer(config) if observer is not None else None
+            llm = cls(client, tokenizer, args, observer=watcher, sampling_overrides=sampling_overrides)
+        except BaseException:
+            await client.shutdown(0)
+            raise
+        await llm.warm_up()
+        return llm
+
+    async def warm_up(self) -> None:
+        """Do now, in threads, what the first request would wait for."""
+        await asyncio.gather(self.off_loop(self.renderer.prepare), self.off_loop(self.table.longest))
+
+    # ---- generation ----------------------------------------------------------------------------------------------
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+        output_kind: OutputKind = "cumulative",
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs of one prompt until it has ended, merged when the reader is slow.
+
+        By default each output holds everything so far; "delta" gives only what is new, "final" one output. Closing the
+        generator, or leaving its loop, aborts the request. `request_id` is only a label: two requests may share one.
+        Raises ParameterError for what is wrong with the request, EngineDeadError when the engine is gone.
+        """
+        params = sampling_params or SamplingParams(**self.defaults)
+        self.check_alive()
+        prepared = await self.off_loop(self.input.process, prompt, params, priority=priority, cache_salt=cache_salt)
+        stream = self.stream([prepared], request_id=request_id or self.input.internal_id(), kind=output_kind)
+        async with contextlib.aclosing(stream):
+            async for news in stream:
+                for _, output in news:
+                    yield output
+
+    async def stream(
+        self, requests: Sequence[PreparedRequest], *, request_id: str, kind: OutputKind,
+        submitted: Callable[[], None] | None = None,
+    ) -> AsyncGenerator[list[tuple[int, RequestOutput]], None]:  # fmt: skip
+        """Outputs of several prompts: lists of (index of the prompt, output) until all have ended.
+
+        `submitted` is called once the engine has all of them. Closing the generator aborts what still runs.
+        """
+        collector = Collector(deltas=kind == "delta")
+        internal_ids: list[str] = []
+        try:
+            self._submit(requests, request_id, kind, collector, internal_ids)
+            if submitted is not None:
+                submitted()
+            unfinished = len(requests)
+            while unfinished:
+                news = await collector.get()
+                unfinished -= sum(output.finished for _, output in news)
+                yield news
+        finally:
+            left = self._output.abort(internal_ids)
+            if left and self.alive:
+                self.client.abort(left)
+
+    def _submit(self, requests: Sequence[PreparedRequest], request_id: str, kind: OutputKind, collector: Collector,
+                internal_ids: list[str]) -> None:  # fmt: skip
+        self.check_alive()
+        for key, request in enumerate(requests):
+            internal_ids.append(self.input.internal_id())
+            for engine_request in self._output.add(
+                request, request_id=request_id, internal_id=internal_ids[-1], sink=collector, kind=kind, key=key
+            ):
+                self.client.add(engine_request)
+
+    async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Run slow, thread-safe work (tokenising, rendering) in a thread."""
+        return await asyncio.get_running_loop().run_in_executor(
+            self._threads, functools.partial(function, *args, **kwargs)
+        )
+
+    # ---- state ---------------------------------------------------------------------------------------------------
+
+    @property
+    def alive(self) -> bool:
+        return self.dead_error is None and bool(self.client.alive)
+
+    @property
+    def errored(self) -> bool:
+        return not self.alive
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences in flight, waiting or running."""
+        return self._output.num_sequences
+
+    def check_alive(self) -> None:
+        """Raise what the engine died of."""
+        if self.dead_error is not None:
+            raise self.dead_error
+        if not self.client.alive:
+            raise EngineDeadError("the engine process has ended")
+
+    async def reset_prefix_cache(self) -> int:
+        """Forget cached prefixes; returns how many blocks."""
+        count: int = await self.client.call("reset_prefix_cache")
+        return count
+
+    def fail_all(self, error: Exception) -> None:
+        """Every request in flight gets `error` and leaves the engine."""
+        ids = self._output.fail_all(error)
+        if ids and self.alive:
+            self.client.abort(ids)
+
+    async def _receive(self) -> None:
+        """Take each step's outputs to their consumers until the engine ends."""
+        try:
+            while True:
+                step = await self.client.recv()
+                self.stats = step.stats
+                to_abort = self._output.process(step)
+                if to_abort:
+                    self.client.abort(to_abort)
+                await asyncio.sleep(0)  # let the consumers run even when the next outputs are there already
+        except asyncio.CancelledError:
+            raise
+        except EngineCoreError as error:
+            self._die(error)
+        except Exception as error:
+            logger.exception("the outputs of the engine cannot be handled")
+            self._die(EngineDeadError(f"the frontend has failed: {type(error).__name__}: {error}"))
+
+    def _die(self, error: Exception) -> None:
+        logger.error("%s", error)
+        self.dead_error = error
+        self.dead.set()
+        self._output.fail_all(error)
+
+    async def shutdown(self, timeout: float = 5.0) -> None:
+        """Fail what is in flight, stop the engine process and the threads. Safe to call twice."""
+        self.dead_error = self.dead_error or EngineDeadError("the engine was shut down")
+        self._output.fail_all(self.dead_error)
+        self._receiver.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._receiver
+        await self.client.shutdown(timeout)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._pool is not None:
+            await asyncio.to_thread(self._pool.close)
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
+    ) -> None:
+        await self.shutdown()

@@ -1,0 +1,96 @@
+"""The ASGI application: routes, behind the gate, behind CORS where it is wanted."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.routing import Route, Router
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from enginecore.frontend.async_llm import AsyncLLM
+from enginecore.server import info
+from enginecore.server.args import ServerArgs
+from enginecore.server.chat import chat_completions
+from enginecore.server.completions import completions
+from enginecore.server.errors import ApiError
+from enginecore.server.gate import Gate
+from enginecore.server.state import ServerState
+from enginecore.server.tokens import detokenize, tokenize
+
+#: As EngineArgs.max_waiting, for apps made without engine settings at hand.
+DEFAULT_MAX_WAITING = 1024
+
+Handler = Callable[[ServerState, Request], Awaitable[Any]]
+
+_ROUTES: tuple[tuple[str, str, Handler], ...] = (
+    ("POST", "/v1/chat/completions", chat_completions),
+    ("POST", "/v1/completions", completions),
+    ("GET", "/v1/models", info.models),
+    ("GET", "/v1/models/{model:path}", info.model),
+    ("POST", "/tokenize", tokenize),
+    ("POST", "/detokenize", detokenize),
+    ("GET", "/health", info.health),
+    ("GET", "/ping", info.health),
+    ("POST", "/ping", info.health),
+    ("GET", "/version", info.version),
+    ("GET", "/metrics", info.metrics),
+)
+
+
+class App:
+    """The application. `state` is what the routes share."""
+
+    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+        self._app = app
+        self.state = state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+def create_app(llm: AsyncLLM, args: ServerArgs | None = None, *, max_waiting: int = DEFAULT_MAX_WAITING) -> App:
+    """The server's application over a running engine. `max_waiting` counts where `args` leaves it open."""
+    args = args or ServerArgs()
+    limit = args.max_waiting if args.max_waiting is not None else max_waiting
+    state = ServerState(llm, args, limit)
+    methods: dict[str, dict[str, Handler]] = {}
+    for method, path, handler in _ROUTES:
+        methods.setdefault(path, {})[method] = handler
+    routes = [Route(path, _Endpoint(state, handlers)) for path, handlers in methods.items()]
+    router = Router(routes, redirect_slashes=False, default=_unknown_path)
+    app: ASGIApp = Gate(router, state)
+    if args.cors_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=list(args.cors_origins),
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    return App(app, state)
+
+
+class _Endpoint:
+    """One path as an ASGI application (a class, so that the router hands every method to it)."""
+
+    def __init__(self, state: ServerState, handlers: dict[str, Handler]) -> None:
+        self._handlers = {method: functools.partial(handler, state) for method, handler in handlers.items()}
+        if "GET" in self._handlers:
+            self._handlers["HEAD"] = self._handlers["GET"]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        handler = self._handlers.get(scope["method"])
+        if handler is None:
+            allowed = ", ".join(sorted(self._handlers))
+            raise ApiError(405, f"the method must be one of {allowed}", headers={"Allow": allowed})
+        response = await handler(Request(scope, receive, send))
+        await response(scope, receive, send)
+
+
+async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+    raise HTTPException(404, "there is no such path")

@@ -1,0 +1,54 @@
+"""What an operator may set about the HTTP server."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from enginecore.errors import ParameterError
+
+
+class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the HTTP server.
+
+    `api_keys`: when not empty, every route but /health, /ping, /version and /metrics needs one of them. `max_waiting`:
+    how many sequences may wait beyond those that can run (None: the engine's setting). `shutdown_timeout`: seconds that
+    requests in flight get after SIGTERM. `strict_fields` refuses unknown request fields instead of logging them.
+    `chat_template` (a file or the template itself) replaces the model's. `override_generation_config` sets sampling
+    defaults under generation_config.json's names.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_keys: tuple[str, ...] = ()
+    cors_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 16 * 2**20
+    max_header_bytes: int = 64 * 2**10
+    max_headers: int = 128
+    max_waiting: int | None = None
+    shutdown_timeout: float = 30.0
+    strict_fields: bool = False
+    chat_template: str | None = None
+    override_generation_config: dict[str, Any] = {}
+    ssl_certfile: str | None = None
+    ssl_keyfile: str | None = None
+    disable_log_requests: bool = False
+    root_path: str = ""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.port <= 65535:
+            raise ParameterError(f"port must be between 0 and 65535, got {self.port}", param="port")
+        for name in ("max_body_bytes", "max_header_bytes", "max_headers"):
+            if getattr(self, name) < 1:
+                raise ParameterError(f"{name} must be at least 1, got {getattr(self, name)}", param=name)
+        if not 0 <= self.shutdown_timeout < float("inf"):
+            raise ParameterError(
+                f"shutdown_timeout must be at least 0, got {self.shutdown_timeout}", param="shutdown_timeout"
+            )
+        if self.max_waiting is not None and self.max_waiting < 0:
+            raise ParameterError(f"max_waiting must be at least 0, got {self.max_waiting}", param="max_waiting")
+        if any(not key for key in self.api_keys):
+            raise ParameterError("an API key must not be empty", param="api_keys")
+        if bool(self.ssl_certfile) != bool(self.ssl_keyfile):
+            raise ParameterError("give ssl_certfile and ssl_keyfile together", param="ssl_certfile")

@@ -1,0 +1,48 @@
+"""Routes that tell about the server: models, health, version, metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from enginecore._version import __version__
+from enginecore.metrics import CONTENT_TYPE
+from enginecore.server.generation import json_response
+from enginecore.server.state import ServerState
+
+
+def _model(state: ServerState) -> dict[str, Any]:
+    return {
+        "id": state.model_name,
+        "object": "model",
+        "created": state.created,
+        "owned_by": "enginecore",
+        "root": state.llm.config.model,
+        "parent": None,
+        "max_model_len": state.llm.config.max_model_len,
+    }
+
+
+async def models(state: ServerState, request: Request) -> Response:
+    return json_response({"object": "list", "data": [_model(state)]})
+
+
+async def model(state: ServerState, request: Request) -> Response:
+    state.check_model(request.path_params["model"])
+    return json_response(_model(state))
+
+
+async def health(state: ServerState, request: Request) -> Response:
+    """200 while requests can be served; 503 when the engine is gone or the server is closing."""
+    state.check_ready()
+    return json_response({"status": "ok"})
+
+
+async def version(state: ServerState, request: Request) -> Response:
+    return json_response({"version": __version__})
+
+
+async def metrics(state: ServerState, request: Request) -> Response:
+    return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})

@@ -1,0 +1,232 @@
+"""`serve`: the whole life of a server process, from taking the port to a clean end.
+
+1. Bind the port, so that a taken one is known before the model is loaded. Nothing listens yet: connections are refused.
+2. Start the engine process and load the model; say what was chosen and where memory goes.
+3. Listen.
+4. On SIGTERM or SIGINT: /health turns 503, new requests are refused, those in flight get `shutdown_timeout` seconds,
+then an error. A second signal ends everything at once.
+5. When the engine dies: everything in flight fails, /health is 503, and after a moment the process ends with code 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Generator
+
+import msgspec
+import uvicorn
+
+from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
+from enginecore.errors import EngineCoreError
+from enginecore.frontend.async_llm import AsyncLLM
+from enginecore.metrics import Metrics
+from enginecore.server.app import App, create_app
+from enginecore.server.args import ServerArgs
+from enginecore.server.errors import ShuttingDownError
+from enginecore.server.http import limited_protocol
+
+logger = logging.getLogger("enginecore.server")
+
+#: After the engine's death, /health answers 503 for this long before the process ends.
+DEAD_LINGER_SECONDS = 3.0
+#: What a second signal ends the process with.
+FORCED_EXIT = 130
+
+
+def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
+    """Serve until a signal or the engine's death. Returns the exit code; raises EngineCoreError when it cannot
+    start."""
+    _set_up_logging()
+    if server_args.chat_template is not None:
+        engine_args = msgspec.structs.replace(engine_args, chat_template=server_args.chat_template)
+    listener = bind(server_args.host, server_args.port)
+    try:
+        code = _run(_Lifetime(engine_args, server_args, listener).run())
+    finally:
+        listener.close()
+    if code == FORCED_EXIT:
+        logging.shutdown()
+        sys.stderr.flush()
+        os._exit(code)  # no waiting for threads
+    return code
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket that holds the port but does not listen. EngineCoreError, naming the address, when it cannot be had."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise EngineCoreError(f"cannot listen on {host}:{port}: {error}") from error
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise EngineCoreError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}", fix="choose another port with --port"
+        ) from error
+    listener.setblocking(False)
+    return listener
+
+
+def _run(main: object) -> int:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.run(main)  # type: ignore[arg-type]
+    code: int = uvloop.run(main)  # type: ignore[arg-type]
+    return code
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handling, which closes the port before requests in flight are done."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
+
+
+class _Lifetime:
+    """One run of the server."""
+
+    def __init__(self, engine_args: EngineArgs, args: ServerArgs, listener: socket.socket) -> None:
+        self._engine_args = engine_args
+        self._args = args
+        self._listener = listener
+        self._stop = asyncio.Event()
+        self._force = asyncio.Event()
+        self._started = time.monotonic()
+
+    def _on_signal(self, name: str) -> None:
+        if self._stop.is_set():
+            logger.warning("%s again: ending at once", name)
+            self._force.set()
+        else:
+            logger.info("%s: no new requests; those in flight may finish", name)
+            self._stop.set()
+
+    async def run(self) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, functools.partial(self._on_signal, signal.Signals(number).name))
+        llm = await self._load()
+        if llm is None:
+            return FORCED_EXIT if self._force.is_set() else 0
+        try:
+            return await self._serve(llm)
+        finally:
+            await llm.shutdown(timeout=0 if self._force.is_set() or not llm.alive else 5)
+
+    async def _load(self) -> AsyncLLM | None:
+        """The engine, or None when a signal came first."""
+
+        def observer(config: EngineConfig) -> Metrics:
+            return Metrics(config.served_model_name, config.num_blocks)
+
+        loading = asyncio.create_task(
+            AsyncLLM.create(
+                self._engine_args, observer=observer, sampling_overrides=self._args.override_generation_config
+            )
+        )
+        await _first(loading, self._stop.wait())
+        if loading.done():
+            return loading.result()
+        loading.cancel()
+        await _first(asyncio.gather(loading, return_exceptions=True), self._force.wait())
+        return None
+
+    async def _serve(self, llm: AsyncLLM) -> int:
+        app = create_app(llm, self._args, max_waiting=self._engine_args.max_waiting)
+        _report(llm.ready)
+        server = _Server(self._uvicorn_config(app))
+        serving = asyncio.create_task(server.serve(sockets=[self._listener]))
+        while not server.started and not serving.done():
+            await asyncio.sleep(0.005)
+        if serving.done():
+            serving.result()
+            return 1
+        host, port = self._listener.getsockname()[:2]
+        scheme = "https" if self._args.ssl_certfile else "http"
+        shown = f"[{host}]" if ":" in host else host
+        seconds = time.monotonic() - self._started
+        logger.info("ready after %.1f s: %s at %s://%s:%d", seconds, llm.config.served_model_name, scheme, shown, port)
+        await _first(self._stop.wait(), llm.dead.wait(), serving)
+        code = await self._wind_down(app, llm)
+        server.should_exit = True
+        server.force_exit = self._force.is_set()
+        await _first(serving, self._force.wait())
+        server.force_exit = True
+        return FORCED_EXIT if self._force.is_set() else code
+
+    async def _wind_down(self, app: App, llm: AsyncLLM) -> int:
+        """Wait as long as there is something worth waiting for. Returns the exit code."""
+        if llm.dead.is_set():
+            await _first(asyncio.sleep(DEAD_LINGER_SECONDS), self._stop.wait())
+            return 1
+        app.state.draining = True
+        deadline = time.monotonic() + self._args.shutdown_timeout
+        while app.state.in_flight and not self._force.is_set() and llm.alive:
+            if time.monotonic() > deadline:
+                logger.warning("%d requests did not finish in time", app.state.in_flight)
+                break
+            await asyncio.sleep(0.02)
+        llm.fail_all(ShuttingDownError())
+        return 0 if llm.alive else 1
+
+    def _uvicorn_config(self, app: App) -> uvicorn.Config:
+        args = self._args
+        return uvicorn.Config(
+            app,
+            http=limited_protocol(args.max_header_bytes),
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=30,
+            timeout_graceful_shutdown=5,
+            root_path=args.root_path,
+            ssl_certfile=args.ssl_certfile,
+            ssl_keyfile=args.ssl_keyfile,
+        )
+
+
+async def _first(*waiters: object) -> None:
+    """Wait until one of several is done; what was started here for waiting is cancelled."""
+    own = [asyncio.ensure_future(each) for each in waiters]  # type: ignore[call-overload]
+    try:
+        await asyncio.wait(own, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task, given in zip(own, waiters, strict=True):
+            if task is not given:
+                task.cancel()
+
+
+def _report(ready: ReadyInfo) -> None:
+    """What was decided and who owns which memory."""
+    logger.info("device: %s; model loaded in %.1f s", ready.device_summary, ready.load_seconds)
+    for setting, value, reason in ready.config.choices:
+        logger.info("  %s = %s (%s)", setting, value, reason)
+    for owner, size in ready.ledger.items():
+        logger.info("  memory, %s: %.1f MiB", owner, size / 2**20)
+
+
+def _set_up_logging() -> None:
+    root = logging.getLogger("enginecore")
+    if root.handlers or logging.getLogger().handlers:
+        return
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)

@@ -1,0 +1,78 @@
+"""What the routes share: the engine, the settings, the metrics, the queue limit and whether the server is closing."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+
+from enginecore.errors import ParameterError, QueueFullError
+from enginecore.frontend.async_llm import AsyncLLM
+from enginecore.metrics import Metrics
+from enginecore.server.args import ServerArgs
+from enginecore.server.errors import ApiError
+
+
+class ServerState:
+    """One per app. `in_flight` counts HTTP requests that shutting down waits for."""
+
+    def __init__(self, llm: AsyncLLM, args: ServerArgs, max_waiting: int) -> None:
+        self.llm = llm
+        self.args = args
+        self.created = int(time.time())
+        self.model_name = llm.config.served_model_name
+        self.metrics = llm.observer if isinstance(llm.observer, Metrics) else self._own_metrics(llm)
+        self.metrics.stats = lambda: llm.stats
+        self.draining = False
+        self.in_flight = 0
+        self._reserved = 0
+        self._max_sequences = llm.config.max_num_seqs + max_waiting
+
+    def _own_metrics(self, llm: AsyncLLM) -> Metrics:
+        return Metrics(self.model_name, llm.config.num_blocks)
+
+    @property
+    def ready(self) -> bool:
+        return self.llm.alive and not self.draining
+
+    def check_ready(self) -> None:
+        """Refuse new work with a 503 while the engine is gone or the server is closing."""
+        if self.draining:
+            raise ApiError(503, "the server is shutting down", code="shutting_down", headers={"Retry-After": "5"})
+        if not self.llm.alive:
+            raise ApiError(503, "the engine is not running", code="engine_dead")
+
+    def check_model(self, model: str | None) -> None:
+        """A request may leave the model out, but not ask for another one."""
+        if model is not None and model != self.model_name:
+            raise ApiError(404, f"the model {model[:256]!r} does not exist", param="model", code="model_not_found")
+
+    @contextlib.contextmanager
+    def reserve(self, count: int) -> Iterator[Callable[[], None]]:
+        """Room for `count` sequences, or QueueFullError at once. Call what it yields when the engine has them, which
+        then counts them itself until they end."""
+        taken = self.llm.num_sequences + self._reserved
+        if taken + count > self._max_sequences:
+            raise QueueFullError(
+                f"the queue is full: {taken} sequences are running or waiting, at most {self._max_sequences} may be, "
+                f"and this request has {count}"
+            )
+        self._reserved += count
+        released = False
+
+        def release() -> None:
+            nonlocal released
+            if not released:
+                released = True
+                self._reserved -= count
+
+        try:
+            yield release
+        finally:
+            release()
+
+
+def check_prompt_count(prompts: int, limit: int = 4096) -> None:
+    """A bound on the prompts of one request."""
+    if prompts > limit:
+        raise ParameterError(f"a request may hold at most {limit} prompts, got {prompts}", param="prompt")
