@@ -128,7 +128,7 @@ class FusedDecoder:
                 residual_TE, x_TE = x_TE, rms_norm(x_TE, input_norm, eps)
             else:
                 x_TE, residual_TE = add_rms_norm(x_TE, residual_TE, input_norm, eps)
-            query, key, value = qkv(x_TE).view(num_tokens, heads, head_size).split(splits, 1)
+            query, key, value = qkv(x_TE).view(num_tokens, heads, head_size).split_with_sizes(splits, 1)
             if q_norm is not None:
                 query, key = rms_norm(query, q_norm, qk_eps), rms_norm(key, k_norm, qk_eps)
             rotary(positions_T, query, key, cos_sin_PN, False)

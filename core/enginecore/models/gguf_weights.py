@@ -6,6 +6,8 @@ that. Weights of one dimension are stored as they are.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import torch
 
@@ -13,8 +15,8 @@ from enginecore.errors import ModelError
 from enginecore.models.gguf_config import ROPE_FACTORS, architecture, hf_config, hf_name
 from enginecore.models.gguf_reader import GGUFFile, GGUFTensorInfo
 
-#: float32 bytes that one slice dequantises to; it bounds the memory that loading needs beside the model.
-_SLICE_BYTES = 4 << 20
+#: float32 bytes that one slice dequantises to: it stays in a core's cache, and it bounds what loading needs besides.
+_SLICE_BYTES = 1 << 20
 
 _PLAIN = {0: "<f4", 1: "<f2", 28: "<f8"}
 
@@ -35,6 +37,8 @@ class GGUFTensors:
             if target is None:
                 raise ModelError(f"{path}: tensor {name!r} is not known for this architecture")
             self._infos[target] = info
+        # numpy lets go of the interpreter lock, so slices are worked out side by side.
+        self._pool = ThreadPoolExecutor(max(1, torch.get_num_threads()), thread_name_prefix="gguf")
         self.shapes = {name: info.shape for name, info in self._infos.items()}
 
     def read_into(self, name: str, out: torch.Tensor) -> None:
@@ -68,9 +72,13 @@ class GGUFTensors:
         data = self._file.data(info).reshape(rows, -1)
         out_rows = out.view(rows, -1)
         step = max(1, _SLICE_BYTES // (out_rows.shape[1] * 4))
-        for start in range(0, rows, step):
-            piece = data[start : start + step]
-            out_rows[start : start + step].copy_(torch.from_numpy(_values(piece, info.ggml_type, self.path, info.name)))
+
+        def fill(start: int) -> None:
+            values = _values(data[start : start + step], info.ggml_type, self.path, info.name)
+            out_rows[start : start + step].copy_(torch.from_numpy(values))
+
+        for _ in self._pool.map(fill, range(0, rows, step)):  # draws the exceptions out, too
+            pass
         self._file.release(info)
 
 

@@ -150,8 +150,7 @@ def make_config(files: ModelFiles) -> PreTrainedConfig:
     except ModelError:
         raise
     except Exception as error:  # validation in the library raises many kinds
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"the config.json of {files.path} cannot be used: {reason[:300]}") from error
+        raise ModelError(f"the config.json of {files.path} cannot be used: {one_line(error)}") from error
 
 
 def _unsupported(files: ModelFiles, reasons: list[str]) -> UnsupportedError:
@@ -188,11 +187,15 @@ def _build(files: ModelFiles, config: Any, dtype: str) -> PreTrainedModel:
     try:
         model = build_on_meta(config, getattr(torch, dtype), trust_remote_code=files.trust_remote_code)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ModelError(f"transformers cannot build model {files.name!r}: {reason[:300]}") from error
+        raise ModelError(f"transformers cannot build model {files.name!r}: {one_line(error)}") from error
     if not getattr(model, "_supports_attention_backend", False):
         raise _unsupported(files, [f"{type(model).__name__} does not let its attention be replaced"])
     return model
+
+
+def one_line(error: Exception) -> str:
+    """The message of an error from a library, as a part of a sentence."""
+    return " ".join(str(error).split())[:300] or type(error).__name__
 
 
 class _TraceStep:
@@ -242,8 +245,7 @@ def _trace(model: PreTrainedModel) -> tuple[list[AttentionCall], int, list[str]]
         with torch.inference_mode():
             logits = call_model(model, ids, ids, ids[:2], step)
     except Exception as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        return [], 0, [f"{type(model).__name__} could not be traced: {reason[:300]}"]
+        return [], 0, [f"{type(model).__name__} could not be traced: {one_line(error)}"]
     finally:
         if experts is not None:
             model.set_experts_implementation(experts)

@@ -65,6 +65,8 @@ def resolve_model(
     files are incomplete, when the weights are pickled and `allow_pickle` is off, and when the model brings code of its
     own and `trust_remote_code` is off.
     """
+    if not name:
+        raise ModelError("the name of the model is empty")
     if name in ALIASES:
         return _from_gguf(name, fetch_alias(name, allow_download=allow_download, progress=progress))
     path = Path(name).expanduser()
