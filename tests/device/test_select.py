@@ -151,7 +151,7 @@ def test_absent_by_name(site: Site) -> None:
     site.plugin("acme-npu", probe=ABSENT)
     with pytest.raises(DriverMissingError, match=r"acme of acme-npu 1\.2\.3 is absent: no such card") as raised:
         choose(site, "acme")
-    assert raised.value.exit_code == 5
+    assert raised.value.exit_code == 5 and raised.value.fix == "enginecore devices lists what is usable here"
 
 
 def test_unknown_devices(host: Site) -> None:

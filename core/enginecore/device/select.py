@@ -184,7 +184,7 @@ def _error_for(probe: DeviceProbe) -> DeviceError:
     result = probe.result
     kind = _ERRORS.get(result.cause, DriverMissingError if result.status is ProbeStatus.ABSENT else BrokenPluginError)
     text = result.reason if result.status is ProbeStatus.BROKEN else f"{_described(probe)} is absent: {result.reason}"
-    return kind(text + _trace(result), fix=result.fix or None)
+    return kind(text + _trace(result), fix=result.fix or "enginecore devices lists what is usable here")
 
 
 def _require_available(probe: DeviceProbe, index: int) -> SelectedDevice:
