@@ -1,4 +1,4 @@
-"""The kit tells the truth: a right backend passes, and every planted fault is caught by the right case, rightly named."""
+"""The kit tells the truth: a right backend passes, and each planted fault is caught by the right case, by name."""
 
 from __future__ import annotations
 

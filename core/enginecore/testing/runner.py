@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,6 +48,7 @@ class Runner:
         self._options = options or {}
         self._timeout = timeout
         self._worker = worker or Worker(fork=fork)
+        self._scratch = tempfile.TemporaryDirectory(prefix="enginecore-conformance-")
         self._today = today or datetime.date.today()
         self._setup: tuple[Outcome, str] | None = None
 
@@ -58,6 +60,7 @@ class Runner:
 
     def close(self) -> None:
         self._worker.close()
+        self._scratch.cleanup()
 
     def run_group(self, cases: Sequence[Case]) -> list[CaseResult]:
         """Results of `cases`, which share a process as long as it lives, in the same order."""
@@ -77,7 +80,7 @@ class Runner:
         job = {
             "source": vars(self.source),
             "cases": [case.id for case in cases],
-            "options": self._options,
+            "options": {**self._options, "source": vars(self.source), "scratch": self._scratch.name},
             "timeout": self._timeout,
             "clean_exit": any(case.op == "shutdown" for case in cases),
         }

@@ -53,8 +53,8 @@ def made_up(attempt: Callable[[Draw], None], examples: int) -> None:
             return drawn
 
     @settings(
-        max_examples=examples, derandomize=True, database=None, deadline=None, print_blob=False, report_multiple_bugs=False,
-        suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
+        max_examples=examples, derandomize=True, database=None, deadline=None, print_blob=False,
+        report_multiple_bugs=False, suppress_health_check=list(HealthCheck), phases=(Phase.generate, Phase.shrink),
     )  # fmt: skip
     @given(st.data())
     def search(data: Any) -> None:
