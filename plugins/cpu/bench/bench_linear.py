@@ -39,7 +39,7 @@ def main() -> None:
             x = torch.randn(rows, inputs).to(dtype)
             y = torch.empty(rows, outputs, dtype=dtype)
             turn = itertools.cycle(packed)
-            time = seconds(lambda: next(turn).run(x, y))  # noqa: B023
+            time = seconds(lambda: next(turn).run(x, y), threads=args.threads)  # noqa: B023
             gbs, gflops = bytes_each / time / 1e9, 2 * rows * inputs * outputs / time / 1e9
             limit = max(bytes_each / bandwidth / 1e9, 2 * rows * inputs * outputs / rate / 1e9)
             print(

@@ -39,7 +39,6 @@ class CpuBackend(Backend):
     ops: OpTable
 
     def __init__(self, ctx: BackendContext) -> None:
-        self.memory = CpuMemory()
         self.num_threads = ctx.num_threads or system.cpu_budget().threads
         torch.set_num_threads(self.num_threads)
         wanted = ctx.options.get("kernels")
@@ -48,11 +47,13 @@ class CpuBackend(Backend):
             raise DriverMissingError("the CPU plugin was installed without compiled kernels")
         self.set_device(ctx.index)
         if module is None:
+            self.memory = CpuMemory()
             self.capabilities = torch_capabilities()
             self.attention = TorchAttention(self.capabilities)
             self.ops = TorchOps()
         else:
             kernels = module.Kernels(self.num_threads, ctx.options.get("isa", ""))
+            self.memory = CpuMemory(kernels.advise_huge)
             self.capabilities = native_capabilities(kernels.isa)
             self.attention = NativeAttention(kernels, self.capabilities)
             self.ops = NativeOps(kernels)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 import torch
 from enginecore.device.memory import KVCacheLayout, MemoryInfo, MemoryManager
@@ -23,7 +24,13 @@ def _status_bytes(key: str) -> int | None:
 
 
 class CpuMemory(MemoryManager):
-    """Resident memory of this process; the cache's pages are touched only when a token is written to them."""
+    """Resident memory of this process; the cache's pages are touched only when a token is written to them.
+
+    `advise_huge`, where given, asks the system for huge pages under a tensor that nothing has touched yet.
+    """
+
+    def __init__(self, advise_huge: Callable[[torch.Tensor], None] | None = None) -> None:
+        self._advise_huge = advise_huge
 
     def memory_info(self) -> MemoryInfo:
         limit = system.memory_limit()
@@ -67,7 +74,10 @@ class CpuMemory(MemoryManager):
         if num_blocks < 1 or num_layers < 1:
             raise ValueError(f"allocate_kv needs at least one block and one layer, got {num_blocks} and {num_layers}")
         dtype = getattr(torch, layout.dtype)
-        return [torch.empty(layout.shape_for(num_blocks), dtype=dtype) for _ in range(num_layers)]
+        caches = [torch.empty(layout.shape_for(num_blocks), dtype=dtype) for _ in range(num_layers)]
+        for cache in caches if self._advise_huge is not None else ():
+            self._advise_huge(cache)
+        return caches
 
     def release_kv(self, caches: list[torch.Tensor]) -> None:
         # The caller may hold other references to the list's tensors; dropping the storage frees the pages now.

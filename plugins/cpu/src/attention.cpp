@@ -60,19 +60,19 @@ void cut(const AttentionArgs& a, const AttentionBatch& b, std::vector<AttentionI
 // Per-thread working memory; grows to the largest head size met.
 AttentionScratch scratch_for(int64_t padded) {
   thread_local std::vector<char> memory;
-  const int64_t sizes[] = {kTileRows * padded * 4, kTileRows * kChunk * 4, kTileRows * kChunk * 4, kChunk * padded * 4,
+  const int64_t sizes[] = {kTileRows * padded * 4, kTileRows * kChunk * 4, kChunk * padded * 4,
                            kChunk * padded * 4,    kTileRows * padded * 4, kTileRows * padded * 4};
   int64_t total = 64;
   for (int64_t size : sizes) total += size;
   if (int64_t(memory.size()) < total) memory.resize(size_t(total));
   char* at = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t(63));
-  char* part[7];
-  for (int i = 0; i < 7; ++i) {
+  char* part[6];
+  for (int i = 0; i < 6; ++i) {
     part[i] = at;
     at += sizes[i];
   }
-  return AttentionScratch{part[0], reinterpret_cast<float*>(part[1]), part[2], part[3], part[4],
-                          reinterpret_cast<float*>(part[5]), reinterpret_cast<float*>(part[6])};
+  return AttentionScratch{part[0], reinterpret_cast<float*>(part[1]), part[2], part[3],
+                          reinterpret_cast<float*>(part[4]), reinterpret_cast<float*>(part[5])};
 }
 
 void clear_padding(const AttentionArgs& a, const AttentionBatch& b) {

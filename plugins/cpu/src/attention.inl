@@ -114,11 +114,18 @@ void find_panels(const AttentionArgs& a, const AttentionItem& item, const TileRo
   }
 }
 
+constexpr int kFetchPanels = 4;
+
+EC_INLINE void fetch(const char* const* panels, int first, int n, int count, int64_t lines) {
+  for (int i = first; i < first + n && i < count; ++i)
+    for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(panels[i] + line * 64, 0, 2);
+}
+
 template <class T, int R, int P>
 void score_tile(const char* q, int64_t q_stride, const char* const* keys, int64_t steps, float* scores) {
   vf acc[R][P];
   EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = vset(0.0f);
-  product_steps<T, R, P>(acc, q, q_stride, keys, 64, steps, nullptr);
+  product_steps<T, R, P>(acc, q, q_stride, keys, 64, steps);
   EC_UNROLL for (int r = 0; r < R; ++r)
     EC_UNROLL for (int p = 0; p < P; ++p) vstore(scores + r * kChunk + p * kPanel, acc[r][p]);
 }
@@ -133,8 +140,7 @@ void value_tile(const char* weights, const char* const* values, int panels, int6
   for (int i = 0; i < panels; ++i) {
     const char* b[P];
     EC_UNROLL for (int p = 0; p < P; ++p) b[p] = values[i] + offset + p * 64;
-    product_steps<T, R, P>(acc, weights + i * kPanel * int64_t(sizeof(T)), kChunk * int64_t(sizeof(T)), b, v_step, kSteps,
-                           nullptr);
+    product_steps<T, R, P>(acc, weights + i * kPanel * int64_t(sizeof(T)), kChunk * 4, b, v_step, kSteps);
   }
   EC_UNROLL for (int r = 0; r < R; ++r)
     EC_UNROLL for (int p = 0; p < P; ++p) vstore(out + r * out_stride + p * kPanel, acc[r][p]);
@@ -180,43 +186,55 @@ template <class T> ValueFn value_of(int rows, int panels) {
   }
 }
 
-EC_INLINE vf row_scores(const AttentionArgs& a, const float* scores, int64_t token, int64_t position, float slope) {
-  vf s = vload(scores) * vset(a.scale);
-  if (a.soft_cap > 0) s = vset(a.soft_cap) * vtanh(s / vset(a.soft_cap));
-  if (slope != 0) s = fma(vset(slope), viota() + vset(float(token - position)), s);
-  return s;
-}
+constexpr float kLog2E = 1.44269504088896341f;
 
-// Softmax of one row over the chunk: weights relative to the row's maximum there, their sum, the maximum.
-template <class T>
-void softmax_row(const AttentionArgs& a, const TileRows& rows, ChunkRange range, int64_t position, float slope,
-                 float* scores, T* weights, float* max_out, float* sum_out) {
+// Scores to base-2 logits, and -inf where the row may not look. Returns the factor that is still to be applied to them.
+float finish_scores(const AttentionArgs& a, const TileRows& rows, ChunkRange range, int64_t position, float slope,
+                    float* scores) {
   int64_t first, last;
   row_limits(a, rows, position, &first, &last);
   const int panels = int((range.end - range.begin + kPanel - 1) / kPanel);
-  vf best = vset(kMinusInf);
-  for (int i = 0; i < panels; ++i) {
-    const int64_t token = range.begin + i * kPanel;
-    vf s = row_scores(a, scores + i * kPanel, token, position, slope);
-    if (token < first || token + kPanel > last) {
-      const int64_t low = first - token, high = last - token;
-      const vu seen = lanes_between(low < 0 ? 0 : low > kPanel ? kPanel : int(low), high < 0 ? 0 : high > kPanel ? kPanel : int(high));
-      s = select(seen, s, vset(kMinusInf));
-    }
-    vstore(scores + i * kPanel, s);
-    best = vmax(s, best);
+  const bool plain = !(a.soft_cap > 0) && slope == 0 && a.scale > 0;
+  for (int i = 0; !plain && i < panels; ++i) {
+    vf s = vload(scores + i * kPanel) * vset(a.scale);
+    if (a.soft_cap > 0) s = vset(a.soft_cap) * vtanh(s / vset(a.soft_cap));
+    s = fma(vset(slope), viota() + vset(float(range.begin + i * kPanel - position)), s);
+    vstore(scores + i * kPanel, s * vset(kLog2E));
   }
-  const float max = hmax(best);
-  vf sum = vset(0.0f);
-  // A row that sees nothing here has weights exp(-inf - 0) = 0.
-  const vf shift = vset(max > kMinusInf ? max : 0.0f);
+  const auto mask = [&](int64_t token) {
+    const int64_t low = first - token, high = last - token;
+    const vu seen = lanes_between(low < 0 ? 0 : low > kPanel ? kPanel : int(low), high < 0 ? 0 : high > kPanel ? kPanel : int(high));
+    float* at = scores + (token - range.begin);
+    vstore(at, select(seen, vload(at), vset(kMinusInf)));
+  };
+  int64_t token = range.begin;
+  for (; token < first && token < range.end; token += kPanel) mask(token);
+  if (token < last / kPanel * kPanel) token = last / kPanel * kPanel;
+  for (; token < range.end; token += kPanel) mask(token);
+  return plain ? a.scale * kLog2E : 1.0f;
+}
+
+// Softmax of one row over the chunk: weights 2^(s - max) in place of the scores (an element of T each, from the row's
+// start), their sum, the maximum.
+template <class T>
+void softmax_row(const AttentionArgs& a, const TileRows& rows, ChunkRange range, int64_t position, float slope,
+                 float* scores, float* max_out, float* sum_out) {
+  const int panels = int((range.end - range.begin + kPanel - 1) / kPanel);
+  const float factor = finish_scores(a, rows, range, position, slope, scores);
+  vf best[2] = {vset(kMinusInf), vset(kMinusInf)};
+  for (int i = 0; i < panels; ++i) best[i & 1] = vmax(vload(scores + i * kPanel), best[i & 1]);
+  const float max = hmax(vmax(best[0], best[1])) * factor;
+  // A row that sees nothing here has weights 2^(-inf - 0) = 0.
+  const vf shift = vset(max > kMinusInf ? -max : 0.0f), scale = vset(factor);
+  T* weights = reinterpret_cast<T*>(scores);
+  vf sum[2] = {vset(0.0f), vset(0.0f)};
   for (int i = 0; i < panels; ++i) {
-    const vf p = vexp(vload(scores + i * kPanel) - shift);
-    sum = sum + p;
+    const vf p = vexp2<sizeof(T) == 4>(fma(vload(scores + i * kPanel), scale, shift));
+    sum[i & 1] = sum[i & 1] + p;
     vstore(weights + i * kPanel, p);
   }
   *max_out = max;
-  *sum_out = hsum(sum);
+  *sum_out = hsum(sum[0] + sum[1]);
 }
 
 template <class T> void load_queries(const AttentionArgs& a, const AttentionItem& item, char* q) {
@@ -240,7 +258,14 @@ void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const Ti
   const int64_t q_stride = c.padded * int64_t(sizeof(T));
   const int64_t steps = (c.head_size + Step<T>::kWidth - 1) / Step<T>::kWidth;
   const int tiles = (item.rows + kMaxRows - 1) / kMaxRows;
+  // With one pass of rows the cache streams from memory, in pieces too short for the hardware to foresee.
+  const bool stream = tiles == 1;
+  if (stream) fetch(panels.keys, 0, kFetchPanels, count, steps);
   for (int i = 0; i < count; i += kMaxPanels) {
+    if (stream) {
+      fetch(panels.keys, i + kFetchPanels, kMaxPanels, count, steps);
+      fetch(panels.values, i, kMaxPanels, count, c.padded * int64_t(sizeof(T)) * kPanel / 64);
+    }
     const int n = count - i < kMaxPanels ? count - i : kMaxPanels;
     for (int t = 0; t < tiles; ++t) {
       const int r0 = item.rows * t / tiles, r1 = item.rows * (t + 1) / tiles;
@@ -248,18 +273,17 @@ void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const Ti
                               scratch.scores + r0 * kChunk + i * kPanel);
     }
   }
-  T* weights = reinterpret_cast<T*>(scratch.weights);
   for (int r = 0; r < item.rows; ++r) {
     const int64_t flat = item.row + r, head = int64_t(item.kv_head) * a.group + flat % a.group;
-    softmax_row(a, rows, range, rows.context + flat / a.group, a.alibi ? a.alibi[head] : 0.0f,
-                scratch.scores + r * kChunk, weights + r * kChunk, max + r, sum + r);
+    softmax_row<T>(a, rows, range, rows.context + flat / a.group, a.alibi ? a.alibi[head] : 0.0f,
+                   scratch.scores + r * kChunk, max + r, sum + r);
   }
   const int64_t v_step = c.padded * int64_t(sizeof(T)) * Step<T>::kWidth;
   for (int d = 0; d < c.padded / kPanel; d += kMaxPanels) {
     const int n = c.padded / kPanel - d < kMaxPanels ? c.padded / kPanel - d : kMaxPanels;
     for (int t = 0; t < tiles; ++t) {
       const int r0 = item.rows * t / tiles, r1 = item.rows * (t + 1) / tiles;
-      value_of<T>(r1 - r0, n)(scratch.weights + r0 * kChunk * int64_t(sizeof(T)), panels.values, count, d * 64, v_step,
+      value_of<T>(r1 - r0, n)(reinterpret_cast<const char*>(scratch.scores + r0 * kChunk), panels.values, count, d * 64, v_step,
                               out + r0 * c.padded + d * kPanel, c.padded);
     }
   }
@@ -273,7 +297,7 @@ void merge_chunk(const AttentionArgs& a, int rows, const float* max, const float
     if (!(max[r] > kMinusInf)) continue;
     const float top = max[r] > total_max[r] ? max[r] : total_max[r];
     alignas(64) float scales[kLanes] = {total_max[r] - top, max[r] - top};
-    vstore(scales, vexp(vload(scales)));
+    vstore(scales, vexp2<true>(vload(scales)));
     total_sum[r] = total_sum[r] * scales[0] + sum[r] * scales[1];
     total_max[r] = top;
     float* to = total + r * padded;
@@ -291,9 +315,9 @@ void write_rows(const AttentionArgs& a, const AttentionItem& item, const float* 
     float scale = 1.0f, weight = sum[r];
     if (a.sinks) {
       // A sink is one more score without a value.
-      const float top = a.sinks[head] > max[r] ? a.sinks[head] : max[r];
-      alignas(64) float terms[kLanes] = {max[r] - top, a.sinks[head] - top};
-      vstore(terms, vexp(vload(terms)));
+      const float sink = a.sinks[head] * kLog2E, top = sink > max[r] ? sink : max[r];
+      alignas(64) float terms[kLanes] = {max[r] - top, sink - top};
+      vstore(terms, vexp2<true>(vload(terms)));
       scale = terms[0];
       weight = sum[r] * terms[0] + terms[1];
     }

@@ -42,12 +42,12 @@ void require_heads(const Tensor& t, const char* name) {
 
 class Linear {
  public:
-  Linear(Pool& pool, const Isa& isa, nb::handle weight, nb::handle bias) : pool_(pool), isa_(isa) {
+  Linear(Pool& pool, const Isa& isa, Arena& arena, nb::handle weight, nb::handle bias) : pool_(pool), isa_(isa) {
     const Tensor w = view(weight, "weight", 2);
     const DType dtype = float_type(w, "weight");
     require(w.shape[0] > 0 && w.shape[1] > 0, "weight", "must not be empty");
     require(w.stride[1] == 1 || w.shape[1] == 1, "weight", "must be contiguous in its last dimension");
-    packed_ = std::make_unique<PackedWeight>(w.shape[0], w.shape[1], dtype);
+    packed_ = std::make_unique<PackedWeight>(arena, w.shape[0], w.shape[1], dtype);
     if (!bias.is_none()) {
       const Tensor b = view(bias, "bias", 1, Kind::kFloat32);
       require(b.shape[0] == w.shape[0] && b.contiguous(), "bias", "must be contiguous, one value for each output");
@@ -81,7 +81,7 @@ class Linear {
 
   int64_t in_features() const { return packed_->K; }
   int64_t out_features() const { return packed_->N; }
-  int64_t nbytes() const { return int64_t(packed_->data.size() + packed_->bias.size() * 4); }
+  int64_t nbytes() const { return packed_->bytes() + int64_t(packed_->bias.size() * 4); }
 
  private:
   Pool& pool_;
@@ -96,7 +96,7 @@ class Kernels {
   const char* isa() const { return isa_.name; }
   int threads() const { return pool_.threads(); }
 
-  Linear* linear(nb::handle weight, nb::handle bias) { return new Linear(pool_, isa_, weight, bias); }
+  Linear* linear(nb::handle weight, nb::handle bias) { return new Linear(pool_, isa_, arena_, weight, bias); }
 
   void rms_norm(nb::handle x_object, nb::handle weight_object, nb::handle out_object, double eps) {
     norm(view(x_object, "x"), nullptr, weight_object, out_object, eps);
@@ -275,6 +275,9 @@ class Kernels {
     return operations;
   }
 
+  // Ask for huge pages under a large tensor that has not been touched yet.
+  void advise_huge(nb::handle object) { advise_huge_pages(view(object, "tensor").data, view(object, "tensor").numel() * view(object, "tensor").item()); }
+
  private:
   void norm(const Tensor& x, const Tensor* residual, nb::handle weight_object, nb::handle out_object, double eps) {
     const Tensor weight = view(weight_object, "weight", 1), out = view(out_object, "out");
@@ -307,6 +310,7 @@ class Kernels {
 
   const Isa& isa_;
   Pool pool_;
+  Arena arena_;
 };
 
 }  // namespace
@@ -335,6 +339,7 @@ NB_MODULE(_native, m) {
            nb::arg("alibi_slopes").none(), nb::arg("causal"))
       .def("copy_blocks", &Kernels::copy_blocks)
       .def("sample", &Kernels::sample)
+      .def("advise_huge", &Kernels::advise_huge)
       .def("measure_read", &Kernels::measure_read)
       .def("measure_matrix", &Kernels::measure_matrix);
 }

@@ -59,28 +59,54 @@ const Isa* choose_isa(const char* wanted) {
   throw std::invalid_argument("this processor or build has no kernels named " + name);
 }
 
+void advise_huge_pages(void* memory, int64_t bytes) {
+#if defined(__linux__) && defined(MADV_HUGEPAGE)
+  const uintptr_t begin = (reinterpret_cast<uintptr_t>(memory) + kHuge - 1) & ~uintptr_t(kHuge - 1);
+  const uintptr_t end = (reinterpret_cast<uintptr_t>(memory) + uintptr_t(bytes)) & ~uintptr_t(kHuge - 1);
+  if (end > begin) madvise(reinterpret_cast<void*>(begin), end - begin, MADV_HUGEPAGE);
+#else
+  (void)memory;
+  (void)bytes;
+#endif
+}
+
 Buffer::Buffer(size_t bytes) : size_(bytes) {
   const size_t align = bytes >= size_t(kHuge) ? size_t(kHuge) : 64;
   const size_t padded = (std::max<size_t>(bytes, 1) + align - 1) / align * align;
   void* memory = nullptr;
   if (posix_memalign(&memory, align, padded) != 0) throw std::bad_alloc();
-#if defined(__linux__) && defined(MADV_HUGEPAGE)
-  if (bytes >= size_t(kHuge)) madvise(memory, padded, MADV_HUGEPAGE);
-#endif
+  advise_huge_pages(memory, int64_t(padded));
   data_ = static_cast<char*>(memory);
 }
 
 Buffer::~Buffer() { std::free(data_); }
 
-PackedWeight::PackedWeight(int64_t outputs, int64_t inputs, DType type)
+Arena::Piece Arena::allocate(size_t bytes) {
+  constexpr size_t kBuffer = 32 << 20;
+  bytes = (bytes + 63) / 64 * 64;
+  if (bytes >= kBuffer / 4) {
+    auto alone = std::make_shared<Buffer>(bytes);
+    return Piece{alone, alone->data()};
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (!current_ || used_ + bytes > current_->size()) {
+    current_ = std::make_shared<Buffer>(kBuffer);
+    used_ = 0;
+  }
+  char* at = current_->data() + used_;
+  used_ += bytes;
+  return Piece{current_, at};
+}
+
+PackedWeight::PackedWeight(Arena& arena, int64_t outputs, int64_t inputs, DType type)
     : N(outputs), K(inputs), steps(type == DType::kFloat32 ? inputs : (inputs + 1) / 2),
-      panels((outputs + kPanel - 1) / kPanel), dtype(type), data(size_t(panels * steps * 64)) {}
+      panels((outputs + kPanel - 1) / kPanel), dtype(type), memory(arena.allocate(size_t(panels * steps * 64))) {}
 
 void PackedWeight::pack(Pool& pool, const char* source, int64_t row_bytes) {
   const int64_t whole = dtype == DType::kFloat32 ? K : K / 2;
   over_rows(pool, panels, steps * kPanel, [&](int64_t begin, int64_t end) {
     for (int64_t panel = begin; panel < end; ++panel) {
-      char* to = data.data() + panel * steps * 64;
+      char* to = memory.data + panel * steps * 64;
       for (int64_t lane = 0; lane < kPanel; ++lane) {
         const int64_t n = panel * kPanel + lane;
         if (n >= N) {
@@ -106,7 +132,7 @@ void PackedWeight::rows(Pool& pool, const int64_t* ids, int64_t count, char* out
   const int64_t bytes = K * item_size(dtype), whole = bytes / 4;
   over_rows(pool, count, K * 4, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
-      const char* from = data.data() + ids[i] / kPanel * steps * 64 + ids[i] % kPanel * 4;
+      const char* from = memory.data + ids[i] / kPanel * steps * 64 + ids[i] % kPanel * 4;
       char* to = out + i * bytes;
       for (int64_t s = 0; s < whole; ++s) std::memcpy(to + s * 4, from + s * 64, 4);
       if (whole * 4 < bytes) std::memcpy(to + whole * 4, from + whole * 64, 2);
@@ -126,7 +152,7 @@ void run_linear(Pool& pool, const Isa& isa, const PackedWeight& weight, const ch
     x = padded.get();
     x_stride = stride;
   }
-  const LinearArgs args{x, x_stride, weight.data.data(), weight.bias.empty() ? nullptr : weight.bias.data(), y, y_stride,
+  const LinearArgs args{x, x_stride, weight.memory.data, weight.bias.empty() ? nullptr : weight.bias.data(), y, y_stride,
                         rows, weight.K, weight.N, weight.steps, weight.dtype, y_float32};
   // Blocks of rows, then panels: a piece is a run of panels of one block.
   const int64_t most = std::max<int64_t>(48, kRowBytes / std::max<int64_t>(1, weight.steps * 4));

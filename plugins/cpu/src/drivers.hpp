@@ -1,12 +1,17 @@
 // The kernels over all threads: how work is cut, and what must hold before a pointer is followed.
 #pragma once
 #include <cstddef>
+#include <memory>
+#include <mutex>
 #include <vector>
 
 #include "kernels.hpp"
 #include "pool.hpp"
 
 const Isa* choose_isa(const char* wanted);  // null or "": the best this processor has; throws for an unknown name
+
+// The whole huge pages inside [memory, memory + bytes); no more than a wish.
+void advise_huge_pages(void* memory, int64_t bytes);
 
 // Memory in huge pages where the system gives them: streaming through it then misses the translation cache rarely.
 class Buffer {
@@ -22,14 +27,30 @@ class Buffer {
   size_t size_;
 };
 
+// Weights side by side in large buffers: a small one alone would lie in small pages.
+class Arena {
+ public:
+  struct Piece {
+    std::shared_ptr<Buffer> owner;  // freed with the last weight in it
+    char* data;
+  };
+  Piece allocate(size_t bytes);
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<Buffer> current_;
+  size_t used_ = 0;
+};
+
 struct PackedWeight {
-  PackedWeight(int64_t outputs, int64_t inputs, DType dtype);
+  PackedWeight(Arena& arena, int64_t outputs, int64_t inputs, DType dtype);
+  int64_t bytes() const { return panels * steps * 64; }
   void pack(Pool& pool, const char* source, int64_t row_bytes);
   void rows(Pool& pool, const int64_t* ids, int64_t count, char* out) const;  // out: contiguous rows of K elements
 
   int64_t N, K, steps, panels;
   DType dtype;
-  Buffer data;
+  Arena::Piece memory;
   std::vector<float> bias;
 };
 

@@ -72,8 +72,7 @@ struct AttentionItem {
 
 struct AttentionScratch {
   char* q;         // [kTileRows][padded D] elements
-  float* scores;   // [kTileRows][kChunk]
-  char* weights;   // [kTileRows][kChunk] elements
+  float* scores;   // [kTileRows][kChunk]; then, in each row's place, its weights
   char* keys;      // [kChunk][padded D] elements: panels that had to be copied
   char* values;    // the same
   float* chunk;    // [kTileRows][padded D]
@@ -135,7 +134,7 @@ struct Isa {
   void (*gate)(const GateArgs&, int64_t t0, int64_t t1, int64_t f0, int64_t f1);
   // First index of the largest value (NaN never wins); -1 when there is none above -inf.
   int64_t (*arg_max)(const float* x, int64_t n);
-  // probs[i] = exp((x[i] - max) / temperature), sums[j] = sum of block j; returns nothing else.
+  // probs[i] = exp((x[i] - max) / temperature), sums[j] = sum of block j.
   void (*exp_row)(const float* x, float* probs, double* sums, int64_t n, float max, float temperature);
   // Indices with probs[i] >= threshold, in order; returns how many.
   int64_t (*collect)(const float* probs, int64_t n, float threshold, int32_t* ids);

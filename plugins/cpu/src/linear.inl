@@ -10,7 +10,7 @@ struct LinearTile {
   const float* bias;
   char* y;
   int64_t columns;  // valid outputs of the group
-  const char* ahead;
+  const char *ahead, *ahead2;
 };
 
 template <class T, class Out, int R, int P> void linear_tile(const LinearArgs& a, const LinearTile& t) {
@@ -19,7 +19,7 @@ template <class T, class Out, int R, int P> void linear_tile(const LinearArgs& a
   for (int p = 0; p < P; ++p) b[p] = t.w + p * panel_bytes;
   vf acc[R][P];
   EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = vset(0.0f);
-  product_steps<T, R, P>(acc, t.x, a.x_stride, b, 64, a.steps, t.ahead);
+  product_steps<T, R, P>(acc, t.x, a.x_stride, b, 64, a.steps, t.ahead, t.ahead2);
   EC_UNROLL for (int p = 0; p < P; ++p) {
     const int64_t left = t.columns - p * kPanel;
     const int n = left < kPanel ? int(left) : kPanel;
@@ -68,7 +68,8 @@ void linear_rows(const LinearArgs& a, int64_t m0, int64_t m1, int64_t panel0, in
       const int64_t r0 = m0 + rows * i / tiles, r1 = m0 + rows * (i + 1) / tiles;
       LinearTile tile{a.x + r0 * a.x_stride, w, a.bias ? a.bias + panel * kPanel : nullptr,
                       a.y + r0 * a.y_stride + panel * kPanel * int64_t(sizeof(Out)), a.N - panel * kPanel,
-                      tiles > 1 && i < next_panels ? next + i * panel_bytes : nullptr};
+                      tiles > 1 && i < next_panels ? next + i * panel_bytes : nullptr,
+                      tiles > 1 && i + tiles < next_panels ? next + (i + tiles) * panel_bytes : nullptr};
       tile_of<T, Out>(int(r1 - r0), panels)(a, tile);
     }
     panel += panels;

@@ -120,17 +120,25 @@ int64_t arg_max(const float* x, int64_t n) {
   return -1;
 }
 
+typedef float f8 __attribute__((vector_size(32), aligned(4), may_alias));
+typedef double d8 __attribute__((vector_size(64)));
+
 void exp_row(const float* x, float* probs, double* sums, int64_t n, float max, float temperature) {
   for (int64_t block = 0; block < n; block += kSumBlock) {
     const int64_t end = block + kSumBlock < n ? block + kSumBlock : n;
+    d8 sum[2] = {};
     for (int64_t i = block; i < end; i += kLanes) {
       const int lanes = end - i < kLanes ? int(end - i) : kLanes;
-      const vf e = vexp((vload_n(x + i, lanes) - vset(max)) / vset(temperature));
-      vstore_n(probs + i, e, lanes);
+      alignas(64) float e[kLanes];
+      vf v = vexp((vload_n(x + i, lanes) - vset(max)) / vset(temperature));
+      if (lanes < kLanes) v = select(lanes_between(0, lanes), v, vset(0.0f));
+      vstore(e, v);
+      vstore_n(probs + i, v, lanes);
+      for (int half = 0; half < 2; ++half) sum[half] += __builtin_convertvector(*reinterpret_cast<const f8*>(e + 8 * half), d8);
     }
-    double part[8] = {};
-    for (int64_t i = block; i < end; ++i) part[(i - block) & 7] += double(probs[i]);
-    sums[block / kSumBlock] = ((part[0] + part[1]) + (part[2] + part[3])) + ((part[4] + part[5]) + (part[6] + part[7]));
+    sum[0] += sum[1];
+    const d8 s = sum[0];
+    sums[block / kSumBlock] = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
   }
 }
 

@@ -1,7 +1,9 @@
 // Sampling without a full sort. Idea: most of a vocabulary has next to no mass, so a vectorised pass collects the
 // candidates above a threshold relative to the maximum, and only when they cannot hold the wanted set is the threshold
-// lowered. Among candidates a partial selection finds the kept prefix of the order (larger logit first, then smaller id).
+// lowered. Among candidates a histogram over probabilities finds where the kept front of the order (larger logit first,
+// then smaller id) ends, and only that bucket is sorted. Ids stay in id order throughout, as the draw wants them.
 #include <algorithm>
+#include <cstring>
 #include <limits>
 #include <numeric>
 
@@ -20,7 +22,7 @@ struct Row {
 struct Scratch {
   std::vector<float> probs;
   std::vector<double> sums;
-  std::vector<int32_t> ids;
+  std::vector<int32_t> ids, edge;
 };
 
 // First id, in id order, at which the running mass passes the target; the last with any mass when rounding kept it below.
@@ -40,35 +42,61 @@ int64_t draw_all(const Row& row, const Scratch& s) {
   return last;
 }
 
-int64_t draw_kept(const Row& row, Scratch& s, int64_t kept) {
-  std::sort(s.ids.begin(), s.ids.begin() + kept);
+int64_t draw_kept(const Row& row, const Scratch& s) {
   double total = 0, mass = 0;
-  for (int64_t i = 0; i < kept; ++i) total += double(s.probs[size_t(s.ids[size_t(i)])]);
+  for (int32_t id : s.ids) total += double(s.probs[size_t(id)]);
   const double target = row.uniform * total;
-  for (int64_t i = 0; i < kept; ++i) {
-    mass += double(s.probs[size_t(s.ids[size_t(i)])]);
-    if (mass > target) return s.ids[size_t(i)];
+  for (int32_t id : s.ids) {
+    mass += double(s.probs[size_t(id)]);
+    if (mass > target) return id;
   }
-  return s.ids[size_t(kept - 1)];
+  return s.ids.back();
 }
 
-// Order the front of `ids` until its mass reaches `wanted`; returns how many that takes.
-int64_t prefix_of_mass(const Row& row, Scratch& s, int64_t count, double wanted) {
+// Buckets of falling probability, eight an octave.
+constexpr int kBuckets = 256;
+int bucket_of(float prob) {
+  uint32_t bits;
+  std::memcpy(&bits, &prob, 4);
+  const int bucket = int((0x3f800000 - int64_t(bits)) >> 20);
+  return std::clamp(bucket, 0, kBuckets - 1);
+}
+
+// Keep, of the ids (in id order), the first of the order "larger logit, then smaller id": `count` of them, or as many as
+// reach `mass`. Only the bucket in which the limit falls is sorted.
+void keep_front(const Row& row, Scratch& s, int64_t count, double mass) {
+  int64_t counts[kBuckets] = {};
+  double masses[kBuckets] = {};
+  for (int32_t id : s.ids) {
+    const int b = bucket_of(s.probs[size_t(id)]);
+    ++counts[b];
+    masses[b] += double(s.probs[size_t(id)]);
+  }
+  int edge = 0;
+  for (; edge < kBuckets - 1 && counts[edge] < count && masses[edge] < mass; ++edge) {
+    count -= counts[edge];
+    mass -= masses[edge];
+  }
   const float* logits = row.logits;
   const auto before = [logits](int32_t a, int32_t b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); };
-  double mass = 0;
-  int64_t sorted = 0;
-  for (int64_t size = 64; sorted < count; size *= 4) {
-    const int64_t end = std::min(count, sorted + size);
-    const auto front = s.ids.begin() + sorted;
-    if (end < count) std::nth_element(front, s.ids.begin() + end, s.ids.begin() + count, before);
-    std::sort(front, s.ids.begin() + end, before);
-    for (; sorted < end; ++sorted) {
-      mass += double(s.probs[size_t(s.ids[size_t(sorted)])]);
-      if (mass >= wanted) return sorted + 1;
-    }
+  s.edge.clear();
+  for (int32_t id : s.ids)
+    if (bucket_of(s.probs[size_t(id)]) == edge) s.edge.push_back(id);
+  if (s.edge.empty()) return;  // rounding: everything is needed
+  std::sort(s.edge.begin(), s.edge.end(), before);
+  size_t last = 0;
+  for (double sum = 0; last + 1 < s.edge.size(); ++last) {
+    sum += double(s.probs[size_t(s.edge[last])]);
+    if (int64_t(last) + 1 >= count || sum >= mass) break;
   }
-  return count;
+  const int32_t final_id = s.edge[last];
+  s.ids.erase(std::remove_if(s.ids.begin(), s.ids.end(), [&](int32_t id) { return before(final_id, id); }), s.ids.end());
+}
+
+double mass_of(const Scratch& s) {
+  double mass = 0;
+  for (int32_t id : s.ids) mass += double(s.probs[size_t(id)]);
+  return mass;
 }
 
 int64_t sample_row(const Isa& isa, const Row& row, Scratch& s) {
@@ -82,43 +110,23 @@ int64_t sample_row(const Isa& isa, const Row& row, Scratch& s) {
   isa.exp_row(row.logits, s.probs.data(), s.sums.data(), row.vocab, top, row.temperature);
   const bool limited = row.top_k > 0 && row.top_k < row.vocab, nucleus = row.top_p < 1.0f;
   if (!limited && !nucleus && !(row.min_p > 0)) return draw_all(row, s);
-  s.ids.resize(size_t(row.vocab) + kPanel);
-  const double total = std::accumulate(s.sums.begin(), s.sums.end(), 0.0);
-  int64_t count = 0;
-  if (!limited && !nucleus) {
-    count = isa.collect(s.probs.data(), row.vocab, row.min_p, s.ids.data());
-    return draw_kept(row, s, count);
-  }
+  const double wanted = double(row.top_p) * std::accumulate(s.sums.begin(), s.sums.end(), 0.0);
+  const float floor = row.min_p > 1.0f ? 1.0f : row.min_p;
   for (float threshold : {3.4e-4f, 1.2e-7f, 0.0f}) {  // exp(-8), exp(-16), all
-    count = isa.collect(s.probs.data(), row.vocab, threshold, s.ids.data());
-    if (limited ? count >= row.top_k : count == row.vocab) break;
-    if (!limited) {
-      double mass = 0;
-      for (int64_t i = 0; i < count; ++i) mass += double(s.probs[size_t(s.ids[size_t(i)])]);
-      if (mass >= double(row.top_p) * total) break;
-    }
+    if (!limited && !nucleus) threshold = floor;
+    s.ids.resize(size_t(row.vocab) + kPanel);
+    s.ids.resize(size_t(isa.collect(s.probs.data(), row.vocab, threshold, s.ids.data())));
+    if (threshold <= floor && !nucleus && !limited) return draw_kept(row, s);
+    if (int64_t(s.ids.size()) == row.vocab) break;
+    if (limited ? int64_t(s.ids.size()) >= row.top_k : mass_of(s) >= wanted) break;
   }
-  double mass = total;
-  if (limited && count > row.top_k) {
-    const float* logits = row.logits;
-    std::nth_element(s.ids.begin(), s.ids.begin() + row.top_k, s.ids.begin() + count, [logits](int32_t a, int32_t b) {
-      return logits[a] > logits[b] || (logits[a] == logits[b] && a < b);
-    });
-    count = row.top_k;
-  }
-  if (limited && nucleus) {
-    // Summed in id order, so that the mass does not depend on how the selection left the ids.
-    std::sort(s.ids.begin(), s.ids.begin() + count);
-    mass = 0;
-    for (int64_t i = 0; i < count; ++i) mass += double(s.probs[size_t(s.ids[size_t(i)])]);
-  }
-  int64_t kept = nucleus ? prefix_of_mass(row, s, count, double(row.top_p) * mass) : count;
-  if (row.min_p > 0) {
-    const auto end = std::partition(s.ids.begin(), s.ids.begin() + kept,
-                                    [&](int32_t id) { return s.probs[size_t(id)] >= row.min_p; });
-    kept = std::max<int64_t>(1, end - s.ids.begin());
-  }
-  return draw_kept(row, s, kept);
+  constexpr double kNoMass = std::numeric_limits<double>::infinity();
+  constexpr int64_t kNoCount = std::numeric_limits<int64_t>::max();
+  if (limited && int64_t(s.ids.size()) > row.top_k) keep_front(row, s, row.top_k, kNoMass);
+  if (nucleus) keep_front(row, s, kNoCount, limited ? double(row.top_p) * mass_of(s) : wanted);
+  if (floor > 0)
+    s.ids.erase(std::remove_if(s.ids.begin(), s.ids.end(), [&](int32_t id) { return s.probs[size_t(id)] < floor; }), s.ids.end());
+  return s.ids.empty() ? best : draw_kept(row, s);
 }
 
 }  // namespace

@@ -125,6 +125,24 @@ EC_INLINE float hmax(vf a) {
 #endif
 }
 
+// p * 2^n for an integer n.
+EC_INLINE vf scale_by_power(vf p, vf n) {
+#if defined(__AVX512F__)
+  return vf{{(fpart)_mm512_scalef_ps((__m512)p.p[0], (__m512)n.p[0])}};
+#else
+  // Two factors keep each exponent in range; below 2^-126 the result is flushed to zero.
+  vf out;
+  EC_EACH {
+    ipart e = __builtin_convertvector(n.p[i], ipart);
+    ipart half = e >> 1, rest = e - half;
+    fpart v = p.p[i] * (fpart)((half + 127) << 23) * (fpart)((rest + 127) << 23);
+    ipart tiny = e < -126;
+    out.p[i] = (fpart)((ipart)v & ~tiny);
+  }
+  return out;
+#endif
+}
+
 // exp to about one unit in the last place: 2^n * P(r), x = n ln 2 + r. exp(0) is exactly 1; exp(-inf) is 0.
 EC_INLINE vf vexp(vf x) {
   x = vmax(vset(-104.76f), x);  // a NaN passes through
@@ -140,20 +158,28 @@ EC_INLINE vf vexp(vf x) {
   p = fma(p, r, vset(1.6666665459e-1f));
   p = fma(p, r, vset(5.0000001201e-1f));
   p = fma(p, r * r, r + vset(1.0f));
-#if defined(__AVX512F__)
-  return vf{{(fpart)_mm512_scalef_ps((__m512)p.p[0], (__m512)n.p[0])}};
-#else
-  // Two factors keep each exponent in range; below 2^-126 the result is flushed to zero.
-  vf out;
-  EC_EACH {
-    ipart e = __builtin_convertvector(n.p[i], ipart);
-    ipart half = e >> 1, rest = e - half;
-    fpart v = p.p[i] * (fpart)((half + 127) << 23) * (fpart)((rest + 127) << 23);
-    ipart tiny = e < -126;
-    out.p[i] = (fpart)((ipart)v & ~tiny);
+  return scale_by_power(p, n);
+}
+
+// 2^x for x <= 0 (and -inf: 0; 0: exactly 1), good to 1e-7, or with `fine` false to 3e-6, which is enough for a value
+// that is rounded to bfloat16.
+template <bool fine> EC_INLINE vf vexp2(vf x) {
+  x = vmax(vset(-151.0f), x);
+  const vf magic = vset(12582912.0f);
+  const vf n = (x + magic) - magic, r = x - n;
+  vf p;
+  if (fine) {
+    p = fma(vset(1.535336188319500e-4f), r, vset(1.339887440266574e-3f));
+    p = fma(p, r, vset(9.618437357674640e-3f));
+    p = fma(p, r, vset(5.550332471162809e-2f));
+    p = fma(p, r, vset(2.402264791363012e-1f));
+    p = fma(p, r, vset(6.931472028550421e-1f));
+  } else {
+    p = fma(vset(9.582878904e-3f), r, vset(5.590643189e-2f));
+    p = fma(p, r, vset(2.402409818e-1f));
+    p = fma(p, r, vset(6.931241924e-1f));
   }
-  return out;
-#endif
+  return scale_by_power(fma(p, r, vset(1.0f)), n);
 }
 
 // bfloat16 pairs in one 32-bit lane: element 0 in the low half.
