@@ -93,10 +93,13 @@ def print_report(report: dict[str, Any], *, as_json: bool) -> None:
 def _lines(report: dict[str, Any], prefix: str) -> list[str]:
     lines = []
     for key, value in report.items():
+        name = f"{prefix}{key}"
         if isinstance(value, dict) and key != "settings":
-            lines += _lines(value, f"{prefix}{key}.")
+            lines += _lines(value, f"{name}.")
         elif isinstance(value, float):
-            lines.append(f"{prefix}{key:<24} {value:.4g}" if abs(value) < 1 else f"{prefix}{key:<24} {value:.1f}")
+            lines.append(f"{name:<32} {value:.4g}" if abs(value) < 1 else f"{name:<32} {value:.1f}")
         elif isinstance(value, (int, str)):
-            lines.append(f"{prefix}{key:<24} {value}")
+            lines.append(f"{name:<32} {value}")
+        elif isinstance(value, list) and value and isinstance(value[0], str):
+            lines.append(f"{name:<32} {'; '.join(value)}")
     return lines

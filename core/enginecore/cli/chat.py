@@ -33,7 +33,9 @@ def chat(
     system: Annotated[str | None, typer.Option(help="System message to begin with.")] = None,
     max_tokens: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Most tokens of an answer. Default: what fits.", rich_help_panel="Sampling"),
+        typer.Option(
+            min=1, metavar="N", help="Most tokens of an answer. Default: what fits.", rich_help_panel="Sampling"
+        ),
     ] = None,
     temperature: Temperature = None,
     top_p: TopP = None,

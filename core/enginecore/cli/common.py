@@ -22,6 +22,7 @@ from enginecore.errors import EngineCoreError, ParameterError
 if TYPE_CHECKING:
     from enginecore.frontend.llm import LLM
 
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 MODEL, MEMORY, SCHEDULING, ADVANCED = "Model and device", "Memory", "Scheduling", "Advanced"
 
 
@@ -276,6 +277,7 @@ def with_engine(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def run(**values: Any) -> Any:
+        set_up_logging(logging.DEBUG if values["debug"] else logging.WARNING)
         engine_args = engine_settings(**{name: values.pop(name) for name in shared.parameters})
         return command(engine_args, **values)
 
@@ -311,16 +313,11 @@ def open_llm(engine: EngineArgs) -> LLM:
     return LLM(**{name: getattr(engine, name) for name in engine.__struct_fields__})
 
 
-def set_up_logging(*, debug: bool, level: int = logging.WARNING) -> None:
-    """Logs go to standard error, so that standard output carries only what was asked for."""
-    logging.basicConfig(
-        level=logging.DEBUG if debug else level,
-        format="%(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-        force=True,
-    )
-    for noisy in ("httpx", "httpcore", "asyncio", "markdown_it"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)
+def set_up_logging(level: int) -> None:
+    """Logs go to standard error, so that standard output carries only what was asked for. `level` is enginecore's own;
+    libraries get a word in from WARNING on."""
+    logging.basicConfig(level=logging.WARNING, format=LOG_FORMAT, stream=sys.stderr)
+    logging.getLogger("enginecore").setLevel(level)
 
 
 def print_error(message: str, fix: str | None = None) -> None:

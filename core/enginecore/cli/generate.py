@@ -17,14 +17,21 @@ DEFAULT_MAX_TOKENS = 256
 
 Temperature = Annotated[
     float | None,
-    typer.Option(metavar="NUMBER", help="0 is greedy. Default: the model's generation config, else 1.", rich_help_panel=SAMPLING),
+    typer.Option(
+        metavar="NUMBER", help="0 is greedy. Default: the model's generation config, else 1.", rich_help_panel=SAMPLING
+    ),
 ]
 TopP = Annotated[
     float | None,
-    typer.Option(metavar="NUMBER", help="Sample from the likeliest tokens that make up this much probability.", rich_help_panel=SAMPLING),
+    typer.Option(
+        metavar="NUMBER",
+        help="Sample from the likeliest tokens that make up this much probability.",
+        rich_help_panel=SAMPLING,
+    ),
 ]
 TopK = Annotated[
-    int | None, typer.Option(metavar="N", help="Sample from the k likeliest tokens; 0 is off.", rich_help_panel=SAMPLING)
+    int | None,
+    typer.Option(metavar="N", help="Sample from the k likeliest tokens; 0 is off.", rich_help_panel=SAMPLING),
 ]
 MaxTokens = Annotated[int, typer.Option(metavar="N", help="Most tokens of an answer.", rich_help_panel=SAMPLING)]
 Stop = Annotated[

@@ -137,17 +137,15 @@ def _at_line(error: ParameterError, source: Path, group: list[FileRequest]) -> P
 
 
 def _answer(request: FileRequest, output: RequestOutput) -> dict[str, Any]:
-    first, *others = output.outputs
-    answer = {
+    """One line of the output: the choice itself, or `choices` when several were asked for."""
+    choices = [_choice(choice) for choice in output.outputs]
+    return {
         **request.copied,
-        **_choice(first),
+        **(choices[0] if len(choices) == 1 else {"choices": choices}),
         "num_prompt_tokens": len(output.prompt_token_ids),
         "num_output_tokens": output.num_generated_tokens,
         "num_cached_tokens": output.num_cached_tokens,
     }
-    if others:
-        answer["choices"] = [_choice(choice) for choice in output.outputs]
-    return answer
 
 
 def _choice(choice: CompletionOutput) -> dict[str, Any]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import json
+import logging
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
-from enginecore.cli.common import SCHEDULING, with_engine
-from enginecore.config import EngineArgs
+from enginecore.cli.common import SCHEDULING, set_up_logging, with_engine
+from enginecore.config import EngineArgs, parse_bytes
+from enginecore.errors import ParameterError
 
 HTTP = "HTTP"
 
@@ -17,24 +21,36 @@ def serve(
     engine: EngineArgs,
     host: Annotated[
         str,
-        typer.Option(help="Address to listen on; 0.0.0.0 for every network of the machine.", rich_help_panel=HTTP),
+        typer.Option(
+            metavar="ADDRESS",
+            help="Address to listen on; 0.0.0.0 for every network of the machine.",
+            rich_help_panel=HTTP,
+        ),
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.", rich_help_panel=HTTP)] = 8000,
     served_model_name: Annotated[
         str | None,
-        typer.Option(help="The name that clients ask for. Default: the model as given above.", rich_help_panel=HTTP),
+        typer.Option(
+            metavar="NAME",
+            help="The name that clients ask for. Default: the model as given above.",
+            rich_help_panel=HTTP,
+        ),
     ] = None,
     api_key: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="KEY",
             help="Key that clients must send as a bearer token; may be repeated. Default: $ENGINECORE_API_KEY; without "
             "either the server asks for none.",
+            envvar="ENGINECORE_API_KEY",
+            show_envvar=False,
             rich_help_panel=HTTP,
         ),
     ] = None,
     cors_origin: Annotated[
         list[str] | None,
         typer.Option(
+            metavar="ORIGIN",
             help="Web origin that browsers may call from, such as https://app.example; may be repeated.",
             rich_help_panel=HTTP,
         ),
@@ -47,6 +63,9 @@ def serve(
             rich_help_panel=SCHEDULING,
         ),
     ] = 1024,
+    max_body_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Largest request body; 413 beyond it.", rich_help_panel=HTTP)
+    ] = "16MiB",
     shutdown_timeout: Annotated[
         float,
         typer.Option(
@@ -61,7 +80,28 @@ def serve(
             rich_help_panel=HTTP,
         ),
     ] = False,
-) -> None:
+    override_generation_config: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Sampling defaults that go over the model's own, under the names of generation_config.json, such as "
+            '{"temperature": 0.7}.',
+            rich_help_panel=HTTP,
+        ),
+    ] = None,
+    ssl_certfile: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Certificate, for https; with --ssl-keyfile.", rich_help_panel=HTTP),
+    ] = None,
+    ssl_keyfile: Annotated[
+        str | None, typer.Option(metavar="FILE", help="The certificate's private key.", rich_help_panel=HTTP)
+    ] = None,
+    root_path: Annotated[
+        str,
+        typer.Option(metavar="PATH", help="Path that a proxy in front puts before the routes.", rich_help_panel=HTTP),
+    ] = "",
+    log_requests: Annotated[bool, typer.Option(help="Log a line for each request.", rich_help_panel=HTTP)] = True,
+) -> int:
     """Serve a model over HTTP, compatible with OpenAI's clients.
 
     Routes: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /version and /metrics.
@@ -70,3 +110,35 @@ def serve(
 
     enginecore serve ./my-model --device cpu --port 9000 --kv-cache-memory 2GiB --served-model-name my-model
     """
+    from enginecore.server.args import ServerArgs
+    from enginecore.server.run import serve as run_server
+
+    set_up_logging(min(logging.INFO, logging.getLogger("enginecore").level))
+    engine = msgspec.structs.replace(engine, served_model_name=served_model_name, max_waiting=max_waiting)
+    server = ServerArgs(
+        host=host,
+        port=port,
+        api_keys=tuple(api_key or ()),
+        cors_origins=tuple(cors_origin or ()),
+        max_body_bytes=parse_bytes(max_body_size, param="max_body_size"),
+        shutdown_timeout=shutdown_timeout,
+        strict_fields=strict_fields,
+        override_generation_config=_json_object(override_generation_config),
+        ssl_certfile=ssl_certfile,
+        ssl_keyfile=ssl_keyfile,
+        root_path=root_path,
+        disable_log_requests=not log_requests,
+    )
+    return run_server(engine, server)
+
+
+def _json_object(text: str | None) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if text is not None else {}
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ParameterError(
+            f"override_generation_config must be a JSON object, got {text!r}", param="override_generation_config"
+        )
+    return value
