@@ -58,7 +58,7 @@ def convert(value: dict[str, Any], schema: type[S]) -> S:
     except msgspec.ValidationError as error:
         text = str(error)
         found = _PATH.search(text)
-        field = found.group(1) if found else None
+        field = found.group(1).replace("[...]", "") if found else None
         message = text[: found.start()] if found else text
         message = message.replace(" | null", "")
         if field is None:

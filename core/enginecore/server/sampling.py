@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from enginecore.errors import ParameterError
-from enginecore.request import SamplingParams
+from enginecore.request import INT32_MAX, SamplingParams
 from enginecore.server.protocol import ChatRequest, CompletionRequest, SamplingFields
 
 #: The default of /v1/completions. A chat may use all the context that is left.
@@ -49,6 +49,11 @@ def _positive(name: str, value: int | None, *, zero: bool = False) -> None:
         raise ParameterError(f"{name} must be at least {0 if zero else 1}, got {max(value, -(10**20))}", param=name)
 
 
+def _at_least_min_tokens(default: int, request: SamplingFields) -> int:
+    """A default limit gives way to a larger min_tokens (a senseless one is refused under its own name later)."""
+    return max(default, min(request.min_tokens or 0, INT32_MAX))
+
+
 def completion_params(request: CompletionRequest, defaults: dict[str, Any]) -> tuple[SamplingParams, bool]:
     """(parameters, whether the client asked for max_tokens itself)."""
     _check_stream(request)
@@ -58,7 +63,7 @@ def completion_params(request: CompletionRequest, defaults: dict[str, Any]) -> t
     if request.max_tokens is not None:
         values["max_tokens"] = request.max_tokens
     else:
-        values["max_tokens"] = max(defaults.get("max_tokens") or COMPLETION_MAX_TOKENS, request.min_tokens or 0)
+        values["max_tokens"] = _at_least_min_tokens(defaults.get("max_tokens") or COMPLETION_MAX_TOKENS, request)
     if request.logprobs is not None:
         values["logprobs"] = request.logprobs
         if request.echo and request.prompt_logprobs is None:
@@ -81,7 +86,7 @@ def chat_params(request: ChatRequest, defaults: dict[str, Any], max_logprobs: in
     if asked is not None:
         values["max_tokens"] = asked
     elif defaults.get("max_tokens") is not None:
-        values["max_tokens"] = max(defaults["max_tokens"], request.min_tokens or 0)
+        values["max_tokens"] = _at_least_min_tokens(defaults["max_tokens"], request)
     else:
         values["max_tokens"] = None
     if request.top_logprobs is not None:
