@@ -6,9 +6,8 @@ ends as "declared-unsupported".
 
 from __future__ import annotations
 
-import fnmatch
-
 from enginecore.testing.case import Case
+from enginecore.testing.profile import id_matches
 
 LEVELS = {0: "contract", 1: "ops", 2: "memory", 3: "graphs", 4: "collectives", 5: "models"}
 
@@ -43,15 +42,11 @@ def all_cases() -> list[Case]:
 
 
 def select(cases: list[Case], level: str | int | None = None, only: str | None = None) -> list[Case]:
-    """Cases of `level` ("1", "0-2", "0,5") whose id matches `only` (comma-separated patterns or plain substrings)."""
+    """Cases of `level` ("1", "0-2", "0,5") whose id holds one of the comma-separated patterns `only`."""
     levels = _levels(level)
     patterns = [p.strip() for p in (only or "").split(",") if p.strip()]
     wanted = [case for case in cases if case.level in levels]
-    return [case for case in wanted if not patterns or any(_match(case.id, pattern) for pattern in patterns)]
-
-
-def _match(case_id: str, pattern: str) -> bool:
-    return fnmatch.fnmatchcase(case_id, pattern) or pattern in case_id
+    return [case for case in wanted if not patterns or any(id_matches(case.id, f"*{p}*") for p in patterns)]
 
 
 def _levels(level: str | int | None) -> set[int]:
