@@ -21,7 +21,7 @@ LAYERS = (
     "parallel",
     "device",
 )
-LEAVES = ("request", "config", "errors", "metrics", "_version")
+LEAVES = ("request", "plan", "randomness", "config", "errors", "metrics", "_version")
 #: The conformance kit drives what it tests; of the core only the command line may import it.
 KIT = "testing"
 #: What `from enginecore import NAME` may fetch inside the core, besides packages and leaves.
@@ -29,13 +29,6 @@ ROOT_NAMES = ("__version__", "hookimpl")
 
 #: What the rules let pass, as (module, what it imports or mentions) with the reason. An entry that is not used fails.
 ALLOWED = {
-    ("enginecore.runner.batch", "enginecore.scheduler.plan"): "the plan is the noun between scheduler and runner",
-    ("enginecore.runner.runner", "enginecore.scheduler.plan"): "the plan is the noun between scheduler and runner",
-    ("enginecore.runner.sampler", "enginecore.scheduler.plan"): "the plan is the noun between scheduler and runner",
-    ("enginecore.runner.sampler", "enginecore.scheduler.random"): "pure arithmetic on seeds that both need",
-    ("enginecore.parallel.executor", "enginecore.ops.dispatch"): "an executor holds the runners of its workers",
-    ("enginecore.parallel.executor", "enginecore.runner"): "an executor holds the runners of its workers",
-    ("enginecore.parallel.executor", "enginecore.scheduler.plan"): "the plan is what an executor executes",
     ("enginecore.testing.cases.memory", "branches on a device's name"): "torch's name for host memory",
 }
 

@@ -65,7 +65,12 @@ def build_engine(args: EngineArgs) -> tuple[Engine, ReadyInfo]:
         max_model_len=config.max_model_len,
         block_size=config.block_size,
     )
-    engine = Engine(config, InprocExecutor(runner, backend, ops, caches))
+
+    def release() -> None:
+        backend.memory.release_kv(caches)
+        backend.shutdown()
+
+    engine = Engine(config, InprocExecutor(runner, release))
     ready = ReadyInfo(
         config=config,
         ledger=ledger,

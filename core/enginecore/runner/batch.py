@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from enginecore.device import RuntimeBatch
+from enginecore.plan import NewRequest, StepPlan
 from enginecore.request import EngineRequest
-from enginecore.scheduler.plan import NewRequest, StepPlan
 
 
 @dataclass(frozen=True)

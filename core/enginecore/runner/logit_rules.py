@@ -6,6 +6,7 @@ Shape suffix: V vocabulary.
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from enginecore.request import EngineRequest
@@ -20,7 +21,6 @@ class LogitRules:
         params = request.params
         self._params = params
         self._num_prompt = num_prompt
-        self._device = device
         self._not_allowed_V: torch.Tensor | None = None
         if params.allowed_token_ids:
             self._not_allowed_V = torch.ones(vocab, dtype=torch.bool, device=device)
@@ -39,15 +39,16 @@ class LogitRules:
             output = torch.tensor(token_ids[num_prompt:], dtype=torch.int64, device=device)
             self._counts_V = torch.bincount(output, minlength=vocab).to(torch.float32)
 
-    def apply(self, logits_V: torch.Tensor, token_ids: list[int]) -> None:
-        """Change `logits_V` in place; `token_ids` are all tokens of the sequence so far."""
+    def apply(self, logits_V: torch.Tensor, tokens_L: np.ndarray) -> None:
+        """Change `logits_V` in place; `tokens_L` are all tokens of the sequence so far."""
+        num_output = len(tokens_L) - self._num_prompt
         if self._not_allowed_V is not None:
             logits_V[self._not_allowed_V] = _BANNED
         for words in self._bad_words:
             head = words[:-1]
-            if not head or (len(token_ids) - self._num_prompt >= len(head) and token_ids[-len(head) :] == head):
+            if not head or (num_output >= len(head) and tokens_L[-len(head) :].tolist() == head):
                 logits_V[words[-1]] = _BANNED
-        if len(token_ids) - self._num_prompt < self._params.min_tokens:
+        if num_output < self._params.min_tokens:
             logits_V[self._stops] = _BANNED
         if len(self._bias_ids):
             logits_V[self._bias_ids] += self._bias

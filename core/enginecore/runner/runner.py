@@ -6,10 +6,10 @@ import numpy as np
 import torch
 
 from enginecore.ops.dispatch import Ops
+from enginecore.plan import StepPlan, StepResult
 from enginecore.runner.batch import PersistentBatch, StepInputs
 from enginecore.runner.model import StepModel
 from enginecore.runner.sampler import Sampler
-from enginecore.scheduler.plan import StepPlan, StepResult
 
 
 class ModelRunner:
@@ -27,6 +27,7 @@ class ModelRunner:
         block_size: int,
     ) -> None:
         self._model = model
+        self._ops = ops
         self._batch = PersistentBatch(max_num_seqs, max_model_len, block_size)
         self._sampler = Sampler(max_num_seqs, vocab_size, device, ops)
 
@@ -39,10 +40,22 @@ class ModelRunner:
         inputs = self._batch.inputs(plan)
         result = self._model.execute(inputs.batch)
         if result.dtype == torch.int64:
-            token_ids: list[int] = result.tolist()
-            self._remember(plan, inputs, token_ids)
-            return StepResult(token_ids)
+            return self._take_chosen(plan, inputs, result)
         return self._sample(plan, inputs, result)
+
+    def _take_chosen(self, plan: StepPlan, inputs: StepInputs, ids_R: torch.Tensor) -> StepResult:
+        """The model chose itself: there are tokens and no logits."""
+        token_ids: list[int] = ids_R[: len(inputs.sample_rows)].tolist()
+        self._remember(plan, inputs, token_ids)
+        errors = {}
+        for row in inputs.sample_rows:
+            params = self._batch.request(int(plan.slots_N[row])).params
+            if params.logprobs is not None or params.prompt_logprobs is not None:
+                errors[row] = "this device gives tokens only, no log-probabilities"
+        return StepResult(token_ids, errors=errors)
+
+    def reference_ops(self) -> list[str]:
+        return sorted(self._ops.fallbacks)
 
     def _sample(self, plan: StepPlan, inputs: StepInputs, logits_RV: torch.Tensor) -> StepResult:
         rows = inputs.sample_rows

@@ -8,14 +8,16 @@ Shape suffixes: S slots, R logits rows, V vocabulary.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import torch
 
 from enginecore.ops.dispatch import Ops
+from enginecore.plan import NewRequest
+from enginecore.randomness import uniforms
 from enginecore.request import SamplingParams, TokenLogprobs
 from enginecore.runner.logit_rules import LogitRules, needs_rules
-from enginecore.scheduler.plan import NewRequest
-from enginecore.scheduler.random import uniforms
 
 
 class Sampler:
@@ -67,33 +69,37 @@ class Sampler:
             for row, slot in enumerate(slots):
                 rules = self._rules.get(slot)
                 if rules is not None:
-                    rules.apply(logits_RV[row], tokens_SL[slot, : lengths[row]].tolist())
-        ids_R = self._choose(logits_RV, slots, lengths - num_prompt)
-        chosen_R = logits_RV.gather(1, ids_R.clamp(min=0).unsqueeze(1)).squeeze(1)
+                    rules.apply(logits_RV[row], tokens_SL[slot, : lengths[row]])
+        ids_R, best_R = self._choose(logits_RV, slots, lengths - num_prompt)
         token_ids: list[int] = ids_R.tolist()
         errors = {}
-        if not bool((torch.isfinite(chosen_R) & (ids_R >= 0)).all()):
-            errors = _explain(chosen_R.tolist(), token_ids)
+        if not bool(torch.isfinite(best_R).all()):
+            errors = _explain(best_R.tolist())
         if self._rules:
             for slot, token in zip(slots, token_ids, strict=True):
-                if slot in self._rules and token >= 0:
+                if slot in self._rules:
                     self._rules[slot].chosen(token)
         logprobs: dict[int, TokenLogprobs] = {}
         if logprobs_QV is not None:
             rows = rows_with_logprobs.tolist()
-            chosen = [max(token_ids[row], 0) for row in rows]
+            chosen = [token_ids[row] for row in rows]
             entries = top_logprobs(logprobs_QV, chosen, wanted[rows_with_logprobs].tolist())
             logprobs = dict(zip(rows, entries, strict=True))
         return token_ids, logprobs, errors
 
-    def _choose(self, logits_RV: torch.Tensor, slots: list[int], positions: np.ndarray) -> torch.Tensor:
+    def _choose(
+        self, logits_RV: torch.Tensor, slots: list[int], positions: np.ndarray
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """(ids, largest logit) of each row. A largest logit that is not finite makes the id meaningless."""
         temperature_R = self._temperature_S[slots]
         if not temperature_R.any():
-            return logits_RV.argmax(dim=-1)
+            ids_R = logits_RV.argmax(dim=-1)  # a NaN counts as the largest
+            return ids_R, logits_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1)
+        best_R = logits_RV.amax(dim=-1)  # before the op, which may overwrite the logits
         uniform_R = uniforms(self._seed_S[slots], positions.astype(np.uint64))
         arrays = (temperature_R, self._top_k_S[slots], self._top_p_S[slots], self._min_p_S[slots], uniform_R)
-        chosen: torch.Tensor = self._ops.sample(logits_RV, *(torch.from_numpy(a).to(self._device) for a in arrays))
-        return chosen
+        ids_R = self._ops.sample(logits_RV, *(torch.from_numpy(a).to(self._device) for a in arrays))
+        return ids_R.clamp(0, logits_RV.shape[1] - 1), best_R  # a row without a choice may give any id
 
     def prompt_logprobs(
         self, logits_PV: torch.Tensor, params: SamplingParams, targets: list[int]
@@ -119,11 +125,12 @@ def top_logprobs(logprobs_QV: torch.Tensor, chosen: list[int], counts: list[int]
     ]
 
 
-def _explain(chosen: list[float], token_ids: list[int]) -> dict[int, str]:
+def _explain(best: list[float]) -> dict[int, str]:
+    """What is wrong with each row, from its largest logit."""
     errors = {}
-    for row, (value, token) in enumerate(zip(chosen, token_ids, strict=True)):
-        if value != value or token < 0:
-            errors[row] = "the model returned logits that are not numbers"
-        elif value == float("-inf"):
+    for row, value in enumerate(best):
+        if value == float("-inf"):
             errors[row] = "no token is left to choose from: the request's bans exclude them all"
+        elif not math.isfinite(value):
+            errors[row] = "the model returned logits that are not finite numbers"
     return errors

@@ -9,7 +9,7 @@ import bisect
 
 import numpy as np
 
-from enginecore.scheduler.plan import IntArray
+from enginecore.plan import IntArray
 from enginecore.scheduler.sequence import Sequence
 
 #: Stop tokens that are compared as arrays; a request with more is checked on its own.

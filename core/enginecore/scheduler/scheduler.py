@@ -20,10 +20,10 @@ from typing import Literal
 import numpy as np
 
 from enginecore.kvcache import BlockPool, KVCacheManager
+from enginecore.plan import IntArray, NewRequest, StepPlan, StepResult
+from enginecore.randomness import request_seed
 from enginecore.request import EngineOutput, EngineRequest, EngineStats
-from enginecore.scheduler.plan import IntArray, NewRequest, StepPlan, StepResult
 from enginecore.scheduler.queue import WaitingQueue
-from enginecore.scheduler.random import request_seed
 from enginecore.scheduler.running import RunningTable
 from enginecore.scheduler.sequence import Sequence
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from enginecore.scheduler.random import request_seed, uniforms
+from enginecore.randomness import request_seed, uniforms
 
 
 def splitmix(seed: int, position: int) -> float:
