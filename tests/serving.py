@@ -36,6 +36,8 @@ class ServerProcess:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = log
+        #: For any number of threads; connections are kept, so that a request costs the server's time and little else.
+        self.http = httpx.Client(base_url=self.url, timeout=60, limits=httpx.Limits(max_connections=None))
         command = ["serve", model, "--device", device, "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--served-model-name", MODEL_NAME, *options]
         with open(log, "wb") as sink:
@@ -53,7 +55,7 @@ class ServerProcess:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the server ended with {self.process.returncode}:\n{self.log.read_text()[-3000:]}")
             try:
-                if httpx.get(f"{self.url}/health", timeout=2).status_code == 200:
+                if self.http.get("/health", timeout=2).status_code == 200:
                     return self
             except httpx.TransportError:
                 pass
@@ -74,6 +76,7 @@ class ServerProcess:
 
     def stop(self, timeout: float = 20) -> int:
         """SIGTERM, then the exit code; SIGKILL to the whole group after `timeout`."""
+        self.http.close()
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         try:
@@ -83,6 +86,7 @@ class ServerProcess:
             raise
 
     def kill(self) -> None:
+        self.http.close()
         try:
             os.killpg(self.process.pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -90,7 +94,7 @@ class ServerProcess:
         self.process.wait()
 
     def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:
-        return httpx.post(f"{self.url}{path}", json=body, timeout=options.pop("timeout", 60), **options)
+        return self.http.post(path, json=body, **options)
 
     def complete(self, **fields: Any) -> dict[str, Any]:
         """A plain completion; greedy unless told otherwise."""
@@ -104,7 +108,7 @@ class ServerProcess:
         from prometheus_client.parser import text_string_to_metric_families
 
         values: dict[str, float] = {}
-        text = httpx.get(f"{self.url}/metrics", timeout=10).text
+        text = self.http.get("/metrics", timeout=10).text
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
                 if not sample.name.endswith("_bucket"):
