@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -31,7 +32,12 @@ class ServerProcess:
     """`with ServerProcess("--num-blocks", "64") as server:` serves until the block ends; output goes to `log`."""
 
     def __init__(
-        self, *options: str, log: Path, model: str = "smollm2-135m", device: str = "cpu", env: dict[str, str] | None = None
+        self,
+        *options: str,
+        log: Path,
+        model: str = "smollm2-135m",
+        device: str = "cpu",
+        env: dict[str, str] | None = None,
     ) -> None:
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
@@ -87,10 +93,8 @@ class ServerProcess:
 
     def kill(self) -> None:
         self.http.close()
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         self.process.wait()
 
     def post(self, path: str, body: dict[str, Any], **options: Any) -> httpx.Response:

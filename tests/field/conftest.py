@@ -19,8 +19,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
 
 @pytest.fixture(scope="session")
 def sim_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """The simulated device with the same sizes. Its tokens tell of any wrong, stale or foreign block; a step takes 2 ms,
-    so that a request lasts long enough to be met in mid-flight."""
+    """The simulated device with the same sizes. Its tokens tell of any wrong, stale or foreign block; a step takes 2 ms
+    or more, so that a request lasts long enough to be met in mid-flight."""
     log = tmp_path_factory.mktemp("sim_server") / "log"
     with ServerProcess(*SMALL, "--device-option", "step_time_s=0.002", device="sim", log=log) as running:
         yield running

@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 import httpx
 from enginecore_sim import expected_tokens
 
-from tests.serving import MODEL_NAME, ServerProcess
 from tests.server.checkers import check_error, parse_events, strict_json
+from tests.serving import MODEL_NAME, ServerProcess
 
 T = TypeVar("T")
 
