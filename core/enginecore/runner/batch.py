@@ -1,6 +1,7 @@
 """The persistent batch: what the runner remembers of each slot between steps, as host arrays, and one step's inputs.
 
-Shape suffixes: S slots, L longest sequence, B block-table width, N rows of the plan, T tokens of the step, R logits rows.
+Shape suffixes: S slots, L longest sequence, B block-table width, N rows of the plan, T tokens of the step, R logits
+rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class StepInputs:
 
 
 class PersistentBatch:
-    """Token ids, block tables and lengths by slot. Memory grows with what is touched: the arrays start as zero pages."""
+    """Token ids, block tables and lengths by slot. Memory grows with what is touched: arrays start as zero pages."""
 
     def __init__(self, max_num_seqs: int, max_model_len: int, block_size: int) -> None:
         self.block_size = block_size

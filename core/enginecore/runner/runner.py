@@ -31,7 +31,7 @@ class ModelRunner:
         self._batch = PersistentBatch(max_num_seqs, max_model_len, block_size)
         self._sampler = Sampler(max_num_seqs, vocab_size, device, ops)
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a plan that is not empty; blocks until its tokens are known."""
         self._batch.apply(plan)
