@@ -221,20 +221,31 @@ void softmax_row(const AttentionArgs& a, const TileRows& rows, ChunkRange range,
                  float* scores, float* max_out, float* sum_out) {
   const int panels = int((range.end - range.begin + kPanel - 1) / kPanel);
   const float factor = finish_scores(a, rows, range, position, slope, scores);
-  vf best[2] = {vset(kMinusInf), vset(kMinusInf)};
-  for (int i = 0; i < panels; ++i) best[i & 1] = vmax(vload(scores + i * kPanel), best[i & 1]);
-  const float max = hmax(vmax(best[0], best[1])) * factor;
+  // Two chains each, by the parity of the panel: their order in the final sum does not matter.
+  vf best0 = vset(kMinusInf), best1 = best0;
+  int i = 0;
+  for (; i + 1 < panels; i += 2) {
+    best0 = vmax(vload(scores + i * kPanel), best0);
+    best1 = vmax(vload(scores + i * kPanel + kPanel), best1);
+  }
+  if (i < panels) best0 = vmax(vload(scores + i * kPanel), best0);
+  const float max = hmax(vmax(best0, best1)) * factor;
   // A row that sees nothing here has weights 2^(-inf - 0) = 0.
   const vf shift = vset(max > kMinusInf ? -max : 0.0f), scale = vset(factor);
   T* weights = reinterpret_cast<T*>(scores);
-  vf sum[2] = {vset(0.0f), vset(0.0f)};
-  for (int i = 0; i < panels; ++i) {
-    const vf p = vexp2<sizeof(T) == 4>(fma(vload(scores + i * kPanel), scale, shift));
-    sum[i & 1] = sum[i & 1] + p;
-    vstore(weights + i * kPanel, p);
+  const auto weigh = [&](int panel) {
+    const vf p = vexp2<sizeof(T) == 4>(fma(vload(scores + panel * kPanel), scale, shift));
+    vstore(weights + panel * kPanel, p);
+    return p;
+  };
+  vf sum0 = vset(0.0f), sum1 = sum0;
+  for (i = 0; i + 1 < panels; i += 2) {
+    sum0 = sum0 + weigh(i);
+    sum1 = sum1 + weigh(i + 1);
   }
+  if (i < panels) sum0 = sum0 + weigh(i);
   *max_out = max;
-  *sum_out = hsum(sum[0] + sum[1]);
+  *sum_out = hsum(sum0 + sum1);
 }
 
 template <class T> void load_queries(const AttentionArgs& a, const AttentionItem& item, char* q) {
@@ -292,17 +303,26 @@ void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const Ti
 // Fold one chunk's (max, sum, out) of each row into the running ones.
 void merge_chunk(const AttentionArgs& a, int rows, const float* max, const float* sum, const float* out, float* total_max,
                  float* total_sum, float* total) {
+  constexpr int kRows = (kTileRows + kLanes - 1) / kLanes * kLanes;
   const int padded = a.cache.padded;
+  alignas(64) float top[kRows], old_scale[kRows], new_scale[kRows];
+  for (int r = 0; r < kRows; ++r) {
+    const bool used = r < rows && max[r] > kMinusInf;
+    top[r] = used && max[r] > total_max[r] ? max[r] : r < rows ? total_max[r] : 0.0f;
+    old_scale[r] = used ? total_max[r] - top[r] : 0.0f;
+    new_scale[r] = used ? max[r] - top[r] : kMinusInf;
+  }
+  for (int r = 0; r < kRows; r += kLanes) {
+    vstore(old_scale + r, vexp2<true>(vload(old_scale + r)));
+    vstore(new_scale + r, vexp2<true>(vload(new_scale + r)));
+  }
   for (int r = 0; r < rows; ++r) {
     if (!(max[r] > kMinusInf)) continue;
-    const float top = max[r] > total_max[r] ? max[r] : total_max[r];
-    alignas(64) float scales[kLanes] = {total_max[r] - top, max[r] - top};
-    vstore(scales, vexp2<true>(vload(scales)));
-    total_sum[r] = total_sum[r] * scales[0] + sum[r] * scales[1];
-    total_max[r] = top;
+    total_sum[r] = total_sum[r] * old_scale[r] + sum[r] * new_scale[r];
+    total_max[r] = top[r];
     float* to = total + r * padded;
-    for (int d = 0; d < padded; d += kLanes)
-      vstore(to + d, fma(vload(to + d), vset(scales[0]), vload(out + r * padded + d) * vset(scales[1])));
+    const vf keep = vset(old_scale[r]), add = vset(new_scale[r]);
+    for (int d = 0; d < padded; d += kLanes) vstore(to + d, fma(vload(to + d), keep, vload(out + r * padded + d) * add));
   }
 }
 

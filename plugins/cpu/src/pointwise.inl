@@ -8,19 +8,23 @@ template <class T, class W> void norm_rows(const NormArgs& a, int64_t t0, int64_
     const T* x = reinterpret_cast<const T*>(a.x + t / a.x_inner * a.x_outer + t % a.x_inner * a.x_stride);
     T* residual = a.residual ? reinterpret_cast<T*>(a.residual + t * a.residual_stride) : nullptr;
     T* out = reinterpret_cast<T*>(a.out) + t * a.E;
-    vf squares[2] = {vset(0.0f), vset(0.0f)};
-    int64_t e = 0;
-    for (int lane = 0; e < a.E; e += kLanes, lane ^= 1) {
+    const auto square = [&](int64_t e, vf sum) {
       const int n = a.E - e < kLanes ? int(a.E - e) : kLanes;
       vf v = vload_n(x + e, n);
       if (residual) {
-        v = v + vload_n(residual + e, n);
+        v = round_to<T>(v + vload_n(residual + e, n));  // what later layers will read
         vstore_n(residual + e, v, n);
-        v = vload_n(residual + e, n);  // what later layers will read, rounded
       }
-      squares[lane] = fma(v, v, squares[lane]);
+      return fma(v, v, sum);
+    };
+    vf sum0 = vset(0.0f), sum1 = sum0;
+    int64_t e = 0;
+    for (; e + kLanes < a.E; e += 2 * kLanes) {
+      sum0 = square(e, sum0);
+      sum1 = square(e + kLanes, sum1);
     }
-    const float scale = 1.0f / __builtin_sqrtf(hsum(squares[0] + squares[1]) / float(a.E) + a.eps);
+    if (e < a.E) sum0 = square(e, sum0);
+    const float scale = 1.0f / __builtin_sqrtf(hsum(sum0 + sum1) / float(a.E) + a.eps);
     const T* source = residual ? residual : x;
     for (e = 0; e < a.E; e += kLanes) {
       const int n = a.E - e < kLanes ? int(a.E - e) : kLanes;

@@ -109,10 +109,18 @@ EC_INLINE vf viota() {
 
 // Fixed pairwise trees, so that a sum never depends on the instruction set's own horizontal order.
 EC_INLINE float hsum(vf a) {
+#if defined(__AVX512F__)
+  const __m512 x512 = (__m512)a.p[0];
+  const __m256 x256 = _mm256_add_ps(_mm512_castps512_ps256(x512), _mm512_extractf32x8_ps(x512, 1));
+  const __m128 x128 = _mm_add_ps(_mm256_castps256_ps128(x256), _mm256_extractf128_ps(x256, 1));
+  const __m128 x64 = _mm_add_ps(x128, _mm_movehl_ps(x128, x128));
+  return _mm_cvtss_f32(_mm_add_ss(x64, _mm_movehdup_ps(x64)));
+#else
   alignas(64) float x[16];
   vstore(x, a);
   EC_UNROLL for (int w = 8; w; w /= 2) EC_UNROLL for (int i = 0; i < w; ++i) x[i] += x[i + w];
   return x[0];
+#endif
 }
 EC_INLINE float hmax(vf a) {
 #if defined(__AVX512F__)
@@ -231,6 +239,19 @@ EC_INLINE void vstore(bf16* x, vf a) {
     reinterpret_cast<upart_u*>(w)[i] = (rounded & ~nan) | (((b >> 16) | 64) & nan);
   }
   for (int i = 0; i < 16; ++i) x[i].bits = uint16_t(w[i]);
+#endif
+}
+
+// What a store to T and a load would give back.
+template <class T> EC_INLINE vf round_to(vf a) {
+  if (sizeof(T) == 4) return a;
+#if defined(__AVX512BF16__)
+  const __m512i bits = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)a.p[0]));
+  return vf{{(fpart)_mm512_castsi512_ps(_mm512_slli_epi32(bits, 16))}};
+#else
+  alignas(64) T buffer[kLanes];
+  vstore(buffer, a);
+  return vload(buffer);
 #endif
 }
 
