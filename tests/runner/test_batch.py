@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,7 @@ def request(name: str, prompt: list[int], prompt_logprobs: int | None = None) ->
     return EngineRequest(name, prompt, SamplingParams(prompt_logprobs=prompt_logprobs), 16)
 
 
-def plan(rows: list[tuple[int, int, int, bool]], new=(), updates=()) -> StepPlan:
+def plan(rows: list[tuple[int, int, int, bool]], new: Sequence[Any] = (), updates: Sequence[Any] = ()) -> StepPlan:
     columns = list(zip(*rows, strict=True))
     return StepPlan(
         slots_N=np.array(columns[0], np.int64),
@@ -41,9 +43,9 @@ class Seq:
     owed_from: int | None = None
 
 
-def slow_inputs(seqs: dict[int, Seq], step: StepPlan, size: int) -> dict[str, list]:
+def slow_inputs(seqs: dict[int, Seq], step: StepPlan, size: int) -> dict[str, list[Any]]:
     """What the step's arrays must be, row by row and token by token."""
-    out: dict[str, list] = {
+    out: dict[str, list[Any]] = {
         "token_ids": [], "positions": [], "query_start_loc": [0], "seq_lens": [], "slot_mapping": [], "request_ids": [],
         "last": [], "prompt": [], "prompt_rows": [], "tables": [],
     }  # fmt: skip
@@ -148,9 +150,8 @@ def test_prompt_logprobs_are_owed_once() -> None:
 @pytest.mark.parametrize("prompt", [[5], [5, 6]])
 def test_a_prompt_of_one_token_has_no_log_probabilities(prompt: list[int]) -> None:
     batch = PersistentBatch(1, 16, 4)
-    step = plan(
-        [(0, 0, len(prompt), True)], [NewRequest(0, request("a", prompt, 0), prompt, len(prompt), 0, 0)], [(0, 0, [1])]
-    )
+    new = NewRequest(0, request("a", prompt, 0), prompt, len(prompt), 0, 0)
+    step = plan([(0, 0, len(prompt), True)], [new], [(0, 0, [1])])
     batch.apply(step)
     inputs = batch.inputs(step)
     assert inputs.prompt_rows == ([] if len(prompt) == 1 else [(0, 1, 1)])

@@ -27,7 +27,8 @@ def applied(req: EngineRequest, output: list[int], logits: np.ndarray) -> np.nda
     tokens = [*req.prompt_token_ids, *output]
     row = torch.from_numpy(logits.copy())
     LogitRules(req, tokens, len(req.prompt_token_ids), VOCAB, CPU).apply(row, np.array(tokens))
-    return row.numpy()
+    changed: np.ndarray = row.numpy()
+    return changed
 
 
 def reference(req: EngineRequest, output: list[int], logits: np.ndarray) -> np.ndarray:
@@ -35,9 +36,9 @@ def reference(req: EngineRequest, output: list[int], logits: np.ndarray) -> np.n
     p, x = req.params, logits.astype(np.float64)
     if p.allowed_token_ids:
         x[[i for i in range(VOCAB) if i not in p.allowed_token_ids]] = -np.inf
-    x[
-        [w[-1] for w in req.bad_words_ids if output[len(output) - len(w) + 1 :] == w[:-1] and len(output) >= len(w) - 1]
-    ] = -np.inf
+    for *head, last in req.bad_words_ids:
+        if len(output) >= len(head) and output[len(output) - len(head) :] == head:
+            x[last] = -np.inf
     if len(output) < p.min_tokens:
         x[[*(p.stop_token_ids or []), *req.eos_token_ids]] = -np.inf
     for i, bias in (p.logit_bias or {}).items():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from enginecore.device import RuntimeBatch
@@ -138,12 +137,8 @@ def test_seeded_sampling_survives_preemption_and_company() -> None:
 
 
 def test_a_model_that_gives_tokens_only_cannot_give_log_probabilities() -> None:
-    requests = [
-        request("a", [1, 2, 3], 3, prompt_logprobs=1),
-        request("b", [4], 3, logprobs=1),
-        request("c", [5, 6], 3),
-    ]
-    outputs = run(requests, choose=True)
+    wanting = [request("a", [1, 2, 3], 3, prompt_logprobs=1), request("b", [4], 3, logprobs=1)]
+    outputs = run([*wanting, request("c", [5, 6], 3)], choose=True)
     assert [outputs[name][-1].finish_reason for name in "abc"] == ["error", "error", "length"]
     assert "no log-probabilities" in str(outputs["a"][0].error)
     assert tokens(outputs["c"]) == answer([5, 6], 3)
@@ -152,4 +147,3 @@ def test_a_model_that_gives_tokens_only_cannot_give_log_probabilities() -> None:
 def test_a_step_without_samples_is_fine() -> None:
     outputs = run([request("a", list(range(20)), 2)], max_num_batched_tokens=3)
     assert tokens(outputs["a"]) == answer(list(range(20)), 2)
-    assert np.isfinite(TABLE_VV[19]).all()

@@ -65,13 +65,11 @@ def draws(params: Params, logits_V: torch.Tensor, count: int) -> np.ndarray:
 def test_greedy_is_top_k_1_is_a_tiny_temperature() -> None:
     logits = some_logits(20)
     best = logits.argmax(dim=1).tolist()
-    for params in (
-        {"temperature": 0},
-        {"top_k": 1, "temperature": 5.0},
-        *({"temperature": 10.0**-n} for n in (3, 6, 10)),
-    ):
+    tiny: list[Params] = [{"temperature": 10.0**-n} for n in (3, 6, 10)]
+    same: list[Params] = [{"temperature": 0}, {"top_k": 1, "temperature": 5.0}]
+    for params in same + tiny:
         assert sample([params] * 20, logits)[0] == best
-    mixed = [{"temperature": 0} if i % 2 else {"temperature": 1.0, "seed": i} for i in range(20)]
+    mixed: list[Params] = [{"temperature": 0} if i % 2 else {"temperature": 1.0, "seed": i} for i in range(20)]
     assert sample(mixed, logits)[0][1::2] == best[1::2], "beside rows that are drawn"
 
 
@@ -189,9 +187,8 @@ def test_prompt_logprobs() -> None:
         assert entries[row].token_ids == [target, *want[row].topk(2).indices.tolist()]
         assert entries[row].logprobs[0] == pytest.approx(float(want[row, target]), abs=1e-6)
         assert entries[row].rank == 1 + int((want[row] > want[row, target]).sum())
-    assert [entry.token_ids for entry in made.prompt_logprobs(logits, SamplingParams(prompt_logprobs=0), [4, 0, 29])] == [
-        [4], [0], [29],
-    ]  # fmt: skip
+    bare = made.prompt_logprobs(logits, SamplingParams(prompt_logprobs=0), [4, 0, 29])
+    assert [entry.token_ids for entry in bare] == [[4], [0], [29]]
 
 
 def test_rank_of_equal_values_is_the_best_of_them() -> None:
