@@ -104,13 +104,13 @@ def _token(file: GGUFFile, tokens: list[str], key: str) -> tuple[str, int] | Non
 
 def _byte_level(file: GGUFFile, tokens: list[str]) -> Tokenizer:
     merges = [tuple(merge.split(" ", 1)) for merge in file.get("tokenizer.ggml.merges", [])]
-    if not all(len(merge) == 2 for merge in merges):
-        raise ModelError(f"{file.path}: tokenizer.ggml.merges holds entries that are not pairs")
     vocab = {token: index for index, token in enumerate(tokens)}
-    try:
-        tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False))
-    except Exception as error:  # the library raises plain Exception: a merge of tokens that are not in the vocabulary
-        raise ModelError(f"{file.path}: the vocabulary is not sound: {error}") from error
+    # The library does not raise on a merge of unknown tokens, it panics.
+    if not all(
+        len(merge) == 2 and merge[0] in vocab and merge[1] in vocab and "".join(merge) in vocab for merge in merges
+    ):
+        raise ModelError(f"{file.path}: tokenizer.ggml.merges does not fit the vocabulary")
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges, fuse_unk=False))
     tokenizer.pre_tokenizer = _pre_tokenizer(file)
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

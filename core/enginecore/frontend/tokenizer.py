@@ -36,8 +36,6 @@ class Tokenizer:
         eos_token_ids: list[int],
         chat_template: str | None = None,
     ) -> None:
-        backend.no_truncation()
-        backend.no_padding()
         self._backend = backend
         self._added = backend.get_added_tokens_decoder()
         self._spelling = _spelling(backend)
@@ -83,6 +81,9 @@ class Tokenizer:
             backend = tokenizers.Tokenizer.from_file(str(source))
         except Exception as error:  # the library raises plain Exception
             raise ModelError(f"{source} cannot be used: {error}") from error
+        # Both may be stored with a tokenizer; ours never cuts or fills.
+        backend.no_truncation()
+        backend.no_padding()
         config = _optional_json(path / "tokenizer_config.json")
         named = _named_tokens(_optional_json(path / "special_tokens_map.json"), config)
         _follow_config(backend, config, named)
