@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import statistics
 import subprocess
 import sys
@@ -15,12 +16,17 @@ WORKLOAD = ROOT / "core" / "enginecore" / "cli" / "data" / "sharegpt_like.json"
 
 
 def run(command: list[str], **environment: str) -> float:
-    """Output tokens per second that `command` reports. Its last JSON object on standard output is the report."""
+    """Output tokens per second that `command` reports: in a JSON object that begins a line of its standard output."""
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **environment})
-    text = done.stdout
-    start = 0 if text.startswith("{") else text.rindex("\n{") + 1
-    rate: float = json.loads(text[start:])["output_tok_per_s"]
-    return rate
+    for match in re.finditer(r"^\{", done.stdout, re.MULTILINE):
+        try:
+            report, _ = json.JSONDecoder().raw_decode(done.stdout, match.start())
+        except ValueError:
+            continue
+        if "output_tok_per_s" in report:
+            rate: float = report["output_tok_per_s"]
+            return rate
+    raise SystemExit(f"{command[0]} reported no output_tok_per_s")
 
 
 def main() -> int:
