@@ -24,19 +24,19 @@ def llm(smollm2: str) -> Iterator[LLM]:
 
 def test_order_with_a_tiny_pool(llm: LLM) -> None:
     rng = random.Random(0)
-    prompts: list[Prompt] = [[rng.randrange(3, 49152) for _ in range(rng.randrange(1, 60))] for _ in range(30)] + [
-        [5, 6, 7]
-    ] * 3
+    prompts = [[rng.randrange(3, 49152) for _ in range(rng.randrange(1, 60))] for _ in range(30)] + [[5, 6, 7]] * 3
     outputs = llm.generate(prompts, GREEDY, use_tqdm=False)
     assert [output.prompt_token_ids for output in outputs] == prompts
-    assert [o.outputs[0].token_ids for o in outputs] == [expected_tokens(list(p), 8, vocab_size=49152) for p in prompts]
+    assert [o.outputs[0].token_ids for o in outputs] == [expected_tokens(p, 8, vocab_size=49152) for p in prompts]
 
 
 def test_prompt_forms_and_a_list_of_params(llm: LLM) -> None:
     ids = llm.get_tokenizer().encode("Hello")
-    texts = [llm.generate(p, GREEDY, use_tqdm=False)[0].outputs[0].text for p in ("Hello", ids, {"prompt": "Hello"})]
+    forms: tuple[Prompt, ...] = ("Hello", ids, {"prompt": "Hello"})
+    texts = [llm.generate(p, GREEDY, use_tqdm=False)[0].outputs[0].text for p in forms]
     assert len(set(texts)) == 1
-    one, two = llm.generate(["Hello", ids], [GREEDY, SamplingParams(max_tokens=3, temperature=0)], use_tqdm=False)
+    both: list[Prompt] = ["Hello", ids]
+    one, two = llm.generate(both, [GREEDY, SamplingParams(max_tokens=3, temperature=0)], use_tqdm=False)
     assert len(one.outputs[0].token_ids) == 8 and len(two.outputs[0].token_ids) == 3 and one.prompt == "Hello"
     assert llm.generate([], GREEDY) == []
 

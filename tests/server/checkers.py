@@ -126,6 +126,7 @@ def check_chat_stream(text: str, n: int = 1, *, usage: bool = False) -> dict[str
         known = choices[index]
         assert known["finish_reason"] is None, "a chunk after the finish"
         known["message"]["content"] += delta.get("content", "")
+        _add_ids(known, choice)
         if choice["logprobs"] is not None:
             known["logprobs"] = known["logprobs"] or {"content": [], "refusal": None}
             known["logprobs"]["content"] += choice["logprobs"]["content"]
@@ -147,6 +148,7 @@ def check_completion_stream(text: str, n: int = 1, *, usage: bool = False, echo:
         )
         assert known["finish_reason"] is None, "a chunk after the finish"
         known["text"] += choice["text"]
+        _add_ids(known, choice)
         if choice["logprobs"] is not None:
             if known["logprobs"] is None:
                 known["logprobs"] = {name: [] for name in choice["logprobs"]}
@@ -169,6 +171,15 @@ def _split_usage(events: list[dict[str, Any]], wanted: bool) -> dict[str, Any] |
     return final
 
 
+def _add_ids(known: dict[str, Any], choice: dict[str, Any]) -> None:
+    """With return_token_ids: those of the answer in every chunk, those of the prompt in the first one."""
+    if "token_ids" in choice:
+        known["token_ids"] = known.get("token_ids", []) + choice["token_ids"]
+    if "prompt_token_ids" in choice:
+        assert "prompt_token_ids" not in known
+        known["prompt_token_ids"] = choice["prompt_token_ids"]
+
+
 def _finish(known: dict[str, Any], choice: dict[str, Any]) -> None:
     if choice["finish_reason"] is not None:
         known["finish_reason"] = choice["finish_reason"]
@@ -181,6 +192,8 @@ def _whole(
     first = events[0]
     answer = {"id": first["id"], "object": kind, "created": first["created"], "model": first["model"]}
     answer["choices"] = [choices[index] for index in sorted(choices)]
+    if "prompt_token_ids" in first:  # of a chat
+        answer["prompt_token_ids"] = first["prompt_token_ids"]
     if usage is not None:
         answer["usage"] = usage
     return answer

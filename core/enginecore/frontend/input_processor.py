@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Union
 
@@ -20,7 +21,7 @@ from enginecore.frontend.detokenizer import TokenTable
 from enginecore.request import INT64_MAX, INT64_MIN, EngineRequest, SamplingParams
 
 #: A prompt: text, token ids, or vLLM's dicts {"prompt": text} and {"prompt_token_ids": ids}.
-Prompt = Union[str, "list[int]", "dict[str, Any]"]
+Prompt = Union[str, "Sequence[int]", "dict[str, Any]"]
 
 MAX_STOP_CHARS = 16384
 MAX_CACHE_SALT_CHARS = 1024
@@ -117,7 +118,7 @@ class InputProcessor:
             ids = self.tokenize(text, add_special_tokens=add_special_tokens, param=param,
                                 whole=params.truncate_prompt_tokens is None)  # fmt: skip
         else:
-            self._check_ids(ids, param, whole=params.truncate_prompt_tokens is None)
+            self._check_ids(ids, params, param)
         truncated = self._truncate(ids, params)
         if len(truncated) < len(ids):
             text, ids = None, truncated
@@ -150,11 +151,12 @@ class InputProcessor:
             raise ParameterError(f"{param} has no tokens", param=param)
         return ids
 
-    def _check_ids(self, ids: list[int], param: str, *, whole: bool) -> None:
+    def _check_ids(self, ids: list[int], params: SamplingParams, param: str) -> None:
         if not ids:
             raise ParameterError(f"{param} must not be empty", param=param)
-        if whole and len(ids) > self.config.max_model_len:
-            raise _too_long(self.config.max_model_len, f"the prompt has {len(ids)} tokens", param)
+        limit = self.config.max_model_len
+        if params.truncate_prompt_tokens is None and len(ids) > limit:
+            raise _too_long(limit, f"the prompt has {len(ids)} tokens and {_wanted(params)} requested", param)
         for token in ids:
             if type(token) is not int:
                 raise ParameterError(f"{param} must hold token ids, got {token!r}", param=param)
@@ -179,8 +181,7 @@ class InputProcessor:
         limit, asked = self.config.max_model_len, params.max_tokens
         room = limit - prompt_tokens
         if room < (0 if asked == 0 else 1):
-            wanted = "at least 1 output token is" if asked is None else f"{asked} output tokens are"
-            raise _too_long(limit, f"the prompt has {prompt_tokens} tokens and {wanted} requested", param)
+            raise _too_long(limit, f"the prompt has {prompt_tokens} tokens and {_wanted(params)} requested", param)
         if asked is not None and asked > room and not clamp:
             raise _too_long(
                 limit, f"the prompt has {prompt_tokens} tokens and {asked} output tokens are requested", "max_tokens"
@@ -232,6 +233,10 @@ def _split_prompt(prompt: Prompt, param: str) -> tuple[str | None, list[int] | N
     if isinstance(prompt, (list, tuple)):
         return None, list(prompt)
     raise ParameterError(f"{param} must be text or a list of token ids, got {type(prompt).__name__}", param=param)
+
+
+def _wanted(params: SamplingParams) -> str:
+    return "at least 1 output token is" if params.max_tokens is None else f"{params.max_tokens} output tokens are"
 
 
 def _too_long(limit: int, detail: str, param: str) -> ParameterError:
