@@ -85,7 +85,7 @@ async def stream_events(
     `usage_head` is the start of the last chunk, up to the value of `usage`.
     """
     options = job.body.stream_options
-    include_usage = options is not None and options.include_usage
+    include_usage = options is not None and bool(options.include_usage)
 
     async def generate() -> AsyncGenerator[bytes, None]:
         usage = Usage()

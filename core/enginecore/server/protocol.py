@@ -13,9 +13,9 @@ import msgspec
 
 
 class StreamOptions(msgspec.Struct):
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
+    include_usage: bool | None = False
+    continuous_usage_stats: bool | None = False
+    include_obfuscation: bool | None = False
 
 
 class SamplingFields(msgspec.Struct, kw_only=True):
