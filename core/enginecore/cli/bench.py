@@ -90,37 +90,44 @@ def latency(
     print_report(measure_latency(engine, items, sizes, input_len, output_len, repeat), as_json=as_json)
 
 
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help="A running OpenAI-compatible server, ours or another's, such as http://127.0.0.1:8000. Without it a "
+        "server is started with the options above, and stopped afterwards.",
+        rich_help_panel="Server",
+    ),
+]
+ApiKey = Annotated[
+    str | None,
+    typer.Option(help="Key of the server at --url.", envvar="ENGINECORE_API_KEY", rich_help_panel="Server"),
+]
+ServedModel = Annotated[
+    str | None,
+    typer.Option(help="Model name to ask for. Default: the first that the server lists.", rich_help_panel="Server"),
+]
+Concurrency = Annotated[
+    int, typer.Option(min=1, help="Closed loop: this many requests in flight at all times.", rich_help_panel=WORK)
+]
+Rate = Annotated[
+    float | None,
+    typer.Option(
+        min=0.001,
+        help="Open loop instead: start this many requests a second, at Poisson times, whatever the server does.",
+        rich_help_panel=WORK,
+    ),
+]
+
+
 @app.command()
 @with_engine
 def serve(
     engine: EngineArgs,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="A running OpenAI-compatible server, ours or another's, such as http://127.0.0.1:8000. Without it a "
-            "server is started with the options above, and stopped afterwards.",
-            rich_help_panel="Server",
-        ),
-    ] = None,
-    api_key: Annotated[
-        str | None,
-        typer.Option(help="Key of the server at --url.", envvar="ENGINECORE_API_KEY", rich_help_panel="Server"),
-    ] = None,
-    served_model: Annotated[
-        str | None,
-        typer.Option(help="Model name to ask for. Default: the first that the server lists.", rich_help_panel="Server"),
-    ] = None,
-    concurrency: Annotated[
-        int, typer.Option(min=1, help="Closed loop: this many requests in flight at all times.", rich_help_panel=WORK)
-    ] = 16,
-    rate: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001,
-            help="Open loop instead: start this many requests a second, at Poisson times, whatever the server does.",
-            rich_help_panel=WORK,
-        ),
-    ] = None,
+    url: Url = None,
+    api_key: ApiKey = None,
+    served_model: ServedModel = None,
+    concurrency: Concurrency = 16,
+    rate: Rate = None,
     workload: Workload = None,
     num_requests: NumRequests = 32,
     repeat: Repeat = 1,

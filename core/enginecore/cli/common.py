@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from enginecore.cli import options
 from enginecore.config import DEFAULT_MODEL, EngineArgs, parse_bytes
 from enginecore.errors import EngineCoreError, ParameterError
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from enginecore.frontend.llm import LLM
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-MODEL, MEMORY, SCHEDULING, ADVANCED = "Model and device", "Memory", "Scheduling", "Advanced"
 
 
 @dataclass
@@ -49,169 +49,29 @@ Debug = Annotated[
 
 
 def engine_settings(
-    model: Annotated[
-        str,
-        typer.Argument(
-            help="A directory with config.json and weights, a .gguf file, a Hugging Face id (when the network allows), "
-            "or an alias. The default is SmolLM2-135M-Instruct, an Apache-2.0 model that comes from the Python package "
-            "index."
-        ),
-    ] = DEFAULT_MODEL,
-    device: Annotated[
-        str,
-        typer.Option(
-            help="Where to run: auto, a device of an installed plugin such as cpu, one of several such as cuda:1, or "
-            "its full name such as enginecore-cpu:cpu. auto takes the one healthy accelerator, or the CPU where no "
-            "accelerator plugin is installed. 'enginecore devices' lists them.",
-            rich_help_panel=MODEL,
-        ),
-    ] = "auto",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="Arithmetic of weights and activations: auto, bfloat16, float16 or float32. auto asks the plugin, "
-            "then the checkpoint.",
-            rich_help_panel=MODEL,
-        ),
-    ] = "auto",
-    max_model_len: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N|auto",
-            help="Longest sequence in tokens, prompt and answer together. Default: what the model was made for. auto "
-            "takes the longest that the KV cache can hold.",
-            rich_help_panel=MODEL,
-        ),
-    ] = None,
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FILE", help="Jinja chat template to use instead of the model's own.", rich_help_panel=MODEL
-        ),
-    ] = None,
-    generation_config: Annotated[
-        str,
-        typer.Option(
-            metavar="auto|none|DIR",
-            help="Where sampling defaults come from: the model's own generation_config.json (auto), nowhere (none), or "
-            "the one in DIR. What a request says always wins.",
-            rich_help_panel=MODEL,
-        ),
-    ] = "auto",
-    kv_cache_memory: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE",
-            help="Memory for the KV cache alone, such as 2GiB or 512MB. Default: what --memory-utilization leaves "
-            "after the weights.",
-            rich_help_panel=MEMORY,
-        ),
-    ] = None,
-    num_blocks: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Blocks of the KV cache; the other way of saying --kv-cache-memory.",
-            rich_help_panel=MEMORY,
-        ),
-    ] = None,
-    block_size: Annotated[
-        int, typer.Option(help="Tokens in a block: 8, 16, 32, 64 or 128.", rich_help_panel=MEMORY)
-    ] = 16,
-    memory_utilization: Annotated[
-        float | None,
-        typer.Option(
-            metavar="SHARE",
-            help="Share of the device's memory that this process may use, weights and cache together, such as 0.5. "
-            "Default: the plugin's choice, else 0.9.",
-            rich_help_panel=MEMORY,
-        ),
-    ] = None,
-    prefix_caching: Annotated[
-        bool,
-        typer.Option(
-            help="Keep the KV blocks of finished requests and reuse them for prompts that begin the same way.",
-            rich_help_panel=MEMORY,
-        ),
-    ] = True,
-    max_num_seqs: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Sequences that run at the same time. Default: the plugin's choice, else 256.",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None,
-    max_num_batched_tokens: Annotated[
-        int | None,
-        typer.Option(
-            metavar="N",
-            help="Tokens computed in one step, over all sequences. Smaller gives smoother streams, larger more "
-            "throughput. Default: the plugin's choice, else 2048.",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = None,
-    long_prefill_token_threshold: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Most tokens of one prompt in one step, so that a long prompt cannot take a whole step. 0: no such "
-            "limit.",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = 0,
-    scheduling_policy: Annotated[
-        str,
-        typer.Option(
-            metavar="fcfs|priority",
-            help="Who waits: first come, first served, or by the priority in the request (smaller goes first).",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = "fcfs",
-    seed: Annotated[int, typer.Option(help="Seed of requests that bring none.", rich_help_panel=SCHEDULING)] = 0,
-    max_logprobs: Annotated[
-        int,
-        typer.Option(help="Most log-probabilities a request may ask for at a position.", rich_help_panel=SCHEDULING),
-    ] = 20,
-    num_threads: Annotated[
-        int | None,
-        typer.Option(metavar="N", help="Host threads. Default: the plugin's choice.", rich_help_panel=ADVANCED),
-    ] = None,
-    device_option: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME=VALUE",
-            help="An option of the plugin itself, such as step_time_s=0.01 of the simulated device; may be repeated. "
-            "The value is read as JSON where it is JSON, else as text.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = None,
-    fuse: Annotated[
-        bool, typer.Option(help="Join matrix products and norms where that is exact.", rich_help_panel=ADVANCED)
-    ] = True,
-    strict_ops: Annotated[
-        bool,
-        typer.Option(
-            "--strict-ops",
-            help="Fail when the device has no kernel of its own for an operation, instead of running the reference "
-            "there.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
-    trust_remote_code: Annotated[
-        bool,
-        typer.Option(
-            "--trust-remote-code", help="Run Python code that comes with the model's files.", rich_help_panel=ADVANCED
-        ),
-    ] = False,
-    allow_pickle: Annotated[
-        bool,
-        typer.Option(
-            "--allow-pickle",
-            help="Read .bin weights, through the weights-only loader. safetensors and GGUF need no such permission.",
-            rich_help_panel=ADVANCED,
-        ),
-    ] = False,
+    model: options.Model = DEFAULT_MODEL,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_model_len: options.MaxModelLen = None,
+    chat_template: options.ChatTemplate = None,
+    generation_config: options.GenerationConfig = "auto",
+    kv_cache_memory: options.KvCacheMemory = None,
+    num_blocks: options.NumBlocks = None,
+    block_size: options.BlockSize = 16,
+    memory_utilization: options.MemoryUtilization = None,
+    prefix_caching: options.PrefixCaching = True,
+    max_num_seqs: options.MaxNumSeqs = None,
+    max_num_batched_tokens: options.MaxNumBatchedTokens = None,
+    long_prefill_token_threshold: options.LongPrefillTokenThreshold = 0,
+    scheduling_policy: options.SchedulingPolicy = "fcfs",
+    seed: options.Seed = 0,
+    max_logprobs: options.MaxLogprobs = 20,
+    num_threads: options.NumThreads = None,
+    device_option: options.DeviceOption = None,
+    fuse: options.Fuse = True,
+    strict_ops: options.StrictOps = False,
+    trust_remote_code: options.TrustRemoteCode = False,
+    allow_pickle: options.AllowPickle = False,
     debug: Debug = False,
 ) -> EngineArgs:
     """The options of an engine, as `EngineArgs`. Raises ParameterError naming the option."""
@@ -257,16 +117,16 @@ def _policy(text: str) -> Any:
 
 
 def _device_options(pairs: list[str]) -> dict[str, Any]:
-    options: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name or not equals:
             raise ParameterError(f"device_option must be NAME=VALUE, got {pair!r}", param="device_option")
         try:
-            options[name] = json.loads(value)
+            found[name] = json.loads(value)
         except ValueError:
-            options[name] = value
-    return options
+            found[name] = value
+    return found
 
 
 def with_engine(command: Callable[..., Any]) -> Callable[..., Any]:

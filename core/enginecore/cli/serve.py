@@ -9,98 +9,115 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from enginecore.cli.common import SCHEDULING, set_up_logging, with_engine
+from enginecore.cli.common import set_up_logging, with_engine
+from enginecore.cli.options import SCHEDULING
 from enginecore.config import EngineArgs, parse_bytes
 from enginecore.errors import ParameterError
 
 HTTP = "HTTP"
 
 
+Host = Annotated[
+    str,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Address to listen on; 0.0.0.0 for every network of the machine.",
+        rich_help_panel=HTTP,
+    ),
+]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.", rich_help_panel=HTTP)]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="The name that clients ask for. Default: the model as given above.",
+        rich_help_panel=HTTP,
+    ),
+]
+ApiKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY",
+        help="Key that clients must send as a bearer token; may be repeated. Default: $ENGINECORE_API_KEY; without "
+        "either the server asks for none.",
+        envvar="ENGINECORE_API_KEY",
+        show_envvar=False,
+        rich_help_panel=HTTP,
+    ),
+]
+CorsOrigin = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="ORIGIN",
+        help="Web origin that browsers may call from, such as https://app.example; may be repeated.",
+        rich_help_panel=HTTP,
+    ),
+]
+MaxWaiting = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Sequences that may wait for their turn; beyond that a request is refused with 429 and Retry-After.",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+MaxBodySize = Annotated[
+    str, typer.Option(metavar="SIZE", help="Largest request body; 413 beyond it.", rich_help_panel=HTTP)
+]
+ShutdownTimeout = Annotated[
+    float,
+    typer.Option(
+        metavar="SECONDS", help="On SIGTERM: how long requests in flight may take to finish.", rich_help_panel=HTTP
+    ),
+]
+StrictFields = Annotated[
+    bool,
+    typer.Option(
+        "--strict-fields",
+        help="Refuse requests with fields that are not known, instead of ignoring them.",
+        rich_help_panel=HTTP,
+    ),
+]
+OverrideGenerationConfig = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="Sampling defaults that go over the model's own, under the names of generation_config.json, such as "
+        '{"temperature": 0.7}.',
+        rich_help_panel=HTTP,
+    ),
+]
+SslCertfile = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Certificate, for https; with --ssl-keyfile.", rich_help_panel=HTTP),
+]
+SslKeyfile = Annotated[
+    str | None, typer.Option(metavar="FILE", help="The certificate's private key.", rich_help_panel=HTTP)
+]
+RootPath = Annotated[
+    str,
+    typer.Option(metavar="PATH", help="Path that a proxy in front puts before the routes.", rich_help_panel=HTTP),
+]
+LogRequests = Annotated[bool, typer.Option(help="Log a line for each request.", rich_help_panel=HTTP)]
+
+
 @with_engine
 def serve(
     engine: EngineArgs,
-    host: Annotated[
-        str,
-        typer.Option(
-            metavar="ADDRESS",
-            help="Address to listen on; 0.0.0.0 for every network of the machine.",
-            rich_help_panel=HTTP,
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on.", rich_help_panel=HTTP)] = 8000,
-    served_model_name: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="The name that clients ask for. Default: the model as given above.",
-            rich_help_panel=HTTP,
-        ),
-    ] = None,
-    api_key: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY",
-            help="Key that clients must send as a bearer token; may be repeated. Default: $ENGINECORE_API_KEY; without "
-            "either the server asks for none.",
-            envvar="ENGINECORE_API_KEY",
-            show_envvar=False,
-            rich_help_panel=HTTP,
-        ),
-    ] = None,
-    cors_origin: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="ORIGIN",
-            help="Web origin that browsers may call from, such as https://app.example; may be repeated.",
-            rich_help_panel=HTTP,
-        ),
-    ] = None,
-    max_waiting: Annotated[
-        int,
-        typer.Option(
-            metavar="N",
-            help="Sequences that may wait for their turn; beyond that a request is refused with 429 and Retry-After.",
-            rich_help_panel=SCHEDULING,
-        ),
-    ] = 1024,
-    max_body_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="Largest request body; 413 beyond it.", rich_help_panel=HTTP)
-    ] = "16MiB",
-    shutdown_timeout: Annotated[
-        float,
-        typer.Option(
-            metavar="SECONDS", help="On SIGTERM: how long requests in flight may take to finish.", rich_help_panel=HTTP
-        ),
-    ] = 30.0,
-    strict_fields: Annotated[
-        bool,
-        typer.Option(
-            "--strict-fields",
-            help="Refuse requests with fields that are not known, instead of ignoring them.",
-            rich_help_panel=HTTP,
-        ),
-    ] = False,
-    override_generation_config: Annotated[
-        str | None,
-        typer.Option(
-            metavar="JSON",
-            help="Sampling defaults that go over the model's own, under the names of generation_config.json, such as "
-            '{"temperature": 0.7}.',
-            rich_help_panel=HTTP,
-        ),
-    ] = None,
-    ssl_certfile: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Certificate, for https; with --ssl-keyfile.", rich_help_panel=HTTP),
-    ] = None,
-    ssl_keyfile: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The certificate's private key.", rich_help_panel=HTTP)
-    ] = None,
-    root_path: Annotated[
-        str,
-        typer.Option(metavar="PATH", help="Path that a proxy in front puts before the routes.", rich_help_panel=HTTP),
-    ] = "",
-    log_requests: Annotated[bool, typer.Option(help="Log a line for each request.", rich_help_panel=HTTP)] = True,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    served_model_name: ServedModelName = None,
+    api_key: ApiKey = None,
+    cors_origin: CorsOrigin = None,
+    max_waiting: MaxWaiting = 1024,
+    max_body_size: MaxBodySize = "16MiB",
+    shutdown_timeout: ShutdownTimeout = 30.0,
+    strict_fields: StrictFields = False,
+    override_generation_config: OverrideGenerationConfig = None,
+    ssl_certfile: SslCertfile = None,
+    ssl_keyfile: SslKeyfile = None,
+    root_path: RootPath = "",
+    log_requests: LogRequests = True,
 ) -> int:
     """Serve a model over HTTP, compatible with OpenAI's clients.
 

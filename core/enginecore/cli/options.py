@@ -1,0 +1,167 @@
+"""The engine's options as the command line shows them: type, name, help and the group it stands in."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+MODEL, MEMORY, SCHEDULING, ADVANCED = "Model and device", "Memory", "Scheduling", "Advanced"
+
+Model = Annotated[
+    str,
+    typer.Argument(
+        help="A directory with config.json and weights, a .gguf file, a Hugging Face id (when the network allows), "
+        "or an alias. The default is SmolLM2-135M-Instruct, an Apache-2.0 model that comes from the Python package "
+        "index."
+    ),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        help="Where to run: auto, a device of an installed plugin such as cpu, one of several such as cuda:1, or "
+        "its full name such as enginecore-cpu:cpu. auto takes the one healthy accelerator, or the CPU where no "
+        "accelerator plugin is installed. 'enginecore devices' lists them.",
+        rich_help_panel=MODEL,
+    ),
+]
+Dtype = Annotated[
+    str,
+    typer.Option(
+        help="Arithmetic of weights and activations: auto, bfloat16, float16 or float32. auto asks the plugin, "
+        "then the checkpoint.",
+        rich_help_panel=MODEL,
+    ),
+]
+MaxModelLen = Annotated[
+    str | None,
+    typer.Option(
+        metavar="N|auto",
+        help="Longest sequence in tokens, prompt and answer together. Default: what the model was made for. auto "
+        "takes the longest that the KV cache can hold.",
+        rich_help_panel=MODEL,
+    ),
+]
+ChatTemplate = Annotated[
+    str | None,
+    typer.Option(metavar="FILE", help="Jinja chat template to use instead of the model's own.", rich_help_panel=MODEL),
+]
+GenerationConfig = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|none|DIR",
+        help="Where sampling defaults come from: the model's own generation_config.json (auto), nowhere (none), or "
+        "the one in DIR. What a request says always wins.",
+        rich_help_panel=MODEL,
+    ),
+]
+KvCacheMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Memory for the KV cache alone, such as 2GiB or 512MB. Default: what --memory-utilization leaves "
+        "after the weights.",
+        rich_help_panel=MEMORY,
+    ),
+]
+NumBlocks = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Blocks of the KV cache; the other way of saying --kv-cache-memory.",
+        rich_help_panel=MEMORY,
+    ),
+]
+BlockSize = Annotated[int, typer.Option(help="Tokens in a block: 8, 16, 32, 64 or 128.", rich_help_panel=MEMORY)]
+MemoryUtilization = Annotated[
+    float | None,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the device's memory that this process may use, weights and cache together, such as 0.5. "
+        "Default: the plugin's choice, else 0.9.",
+        rich_help_panel=MEMORY,
+    ),
+]
+PrefixCaching = Annotated[
+    bool,
+    typer.Option(
+        help="Keep the KV blocks of finished requests and reuse them for prompts that begin the same way.",
+        rich_help_panel=MEMORY,
+    ),
+]
+MaxNumSeqs = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Sequences that run at the same time. Default: the plugin's choice, else 256.",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+MaxNumBatchedTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Tokens computed in one step, over all sequences. Smaller gives smoother streams, larger more "
+        "throughput. Default: the plugin's choice, else 2048.",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+LongPrefillTokenThreshold = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Most tokens of one prompt in one step, so that a long prompt cannot take a whole step. 0: no such limit.",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+SchedulingPolicy = Annotated[
+    str,
+    typer.Option(
+        metavar="fcfs|priority",
+        help="Who waits: first come, first served, or by the priority in the request (smaller goes first).",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Seed of requests that bring none.", rich_help_panel=SCHEDULING)]
+MaxLogprobs = Annotated[
+    int,
+    typer.Option(help="Most log-probabilities a request may ask for at a position.", rich_help_panel=SCHEDULING),
+]
+NumThreads = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Host threads. Default: the plugin's choice.", rich_help_panel=ADVANCED),
+]
+DeviceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=VALUE",
+        help="An option of the plugin itself, such as step_time_s=0.01 of the simulated device; may be repeated. "
+        "The value is read as JSON where it is JSON, else as text.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+Fuse = Annotated[
+    bool, typer.Option(help="Join matrix products and norms where that is exact.", rich_help_panel=ADVANCED)
+]
+StrictOps = Annotated[
+    bool,
+    typer.Option(
+        "--strict-ops",
+        help="Fail when the device has no kernel of its own for an operation, instead of running the reference there.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", help="Run Python code that comes with the model's files.", rich_help_panel=ADVANCED
+    ),
+]
+AllowPickle = Annotated[
+    bool,
+    typer.Option(
+        "--allow-pickle",
+        help="Read .bin weights, through the weights-only loader. safetensors and GGUF need no such permission.",
+        rich_help_panel=ADVANCED,
+    ),
+]
