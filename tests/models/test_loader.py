@@ -28,8 +28,14 @@ import torch
 from enginecore.models.inspect import inspect_model
 from enginecore.models.loader import load_model
 from enginecore.models.store import resolve_model
+from enginecore.device import Impl, OpTable
+from enginecore.ops.reference import pack_linear
 from tests.models.torch_backend import TorchBackend
 torch.set_num_threads(2)
+
+class PackingOps(OpTable):  # as devices with a layout of their own do: for a moment a weight is there twice
+    def get(self, op):
+        return Impl(lambda weight, bias: pack_linear(weight.clone(), bias)) if op == "pack_linear" else None
 
 def status(name):
     with open("/proc/self/status") as file:
@@ -41,7 +47,7 @@ import gguf.quants, transformers.core_model_loading
 before = status("VmRSS")
 with open("/proc/self/clear_refs", "w") as file:
     file.write("5")
-model = load_model(files, backend=TorchBackend(), dtype=sys.argv[3], fuse=sys.argv[4] != "unfused")
+model = load_model(files, backend=TorchBackend(PackingOps()), dtype=sys.argv[3], fuse=sys.argv[4] != "unfused")
 print((status("VmHWM") - before) / model.weight_bytes)
 """
 
@@ -73,8 +79,9 @@ def test_peak_memory_of_safetensors_stays_near_the_model(how: str, tmp_path: Pat
 
 @pytest.mark.model
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-def test_peak_memory_of_gguf_stays_near_the_model(smollm2: str) -> None:
-    assert peak_over_weights(smollm2, "float32", "fused") < 1.2
+@pytest.mark.parametrize("how", ["fused", "unfused"])
+def test_peak_memory_of_gguf_stays_near_the_model(how: str, smollm2: str) -> None:
+    assert peak_over_weights(smollm2, "float32", how) < 1.2
 
 
 @pytest.mark.model

@@ -158,8 +158,9 @@ def load_fused(
 ) -> FusedDecoder:
     """Read the weights of `model`, which `why_not_fused` had nothing against, into a FusedDecoder."""
     config = model.config
-    layers = [_load_layer(weights, f"model.layers.{i}", call) for i, call in enumerate(calls)]
+    # The largest first: packing needs the weight twice for a moment, which is cheapest while little else is there.
     head = weights.linear(["lm_head"])
+    layers = [_load_layer(weights, f"model.layers.{i}", call) for i, call in enumerate(calls)]
     if weights.checkpoint.is_tied("lm_head.weight", "model.embed_tokens.weight"):
         embed = head.rows
     else:

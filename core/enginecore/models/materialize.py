@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -15,6 +17,9 @@ from enginecore.models.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+#: Bytes from which on a weight gets memory of its own.
+_LARGE = 1 << 18
 
 Pack = Callable[[torch.Tensor, "torch.Tensor | None"], Any]
 
@@ -32,8 +37,7 @@ class Materializer:
 
     def tensor(self, name: str) -> torch.Tensor:
         """One parameter in the model's dtype."""
-        out = self._empty(name)
-        self.checkpoint.read_into(name, out)
+        out = self._stack([name])
         self.bytes += out.nbytes
         return out
 
@@ -48,34 +52,51 @@ class Materializer:
         self.bytes += packed.nbytes
         return packed
 
-    def _empty(self, name: str) -> torch.Tensor:
-        like = self.checkpoint.parameters[name]
-        return torch.empty(like.shape, dtype=like.dtype, device=self.device)
-
     def _stack(self, names: list[str]) -> torch.Tensor:
         likes = [self.checkpoint.parameters[name] for name in names]
+        if len(names) == 1:
+            out = host_empty(tuple(likes[0].shape), likes[0].dtype)
+            self.checkpoint.read_into(names[0], out)
+            return out.to(self.device)
         rows = sum(like.shape[0] for like in likes)
-        out = torch.empty((rows, *likes[0].shape[1:]), dtype=likes[0].dtype, device=self.device)
+        out = host_empty((rows, *likes[0].shape[1:]), likes[0].dtype)
         start = 0
         for name, like in zip(names, likes, strict=True):
             self.checkpoint.read_into(name, out[start : start + like.shape[0]])
             start += like.shape[0]
-        return out
+        return out.to(self.device)
+
+
+def host_empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Host memory for one weight, straight from the system when it is large.
+
+    The C library's heap would keep the holes that weights leave behind once they are packed, up to half the model.
+    """
+    nbytes = math.prod(shape) * dtype.itemsize
+    if nbytes < _LARGE:
+        return torch.empty(shape, dtype=dtype)
+    flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_ANONYMOUS") else {}
+    return torch.frombuffer(mmap.mmap(-1, nbytes, **flags), dtype=dtype).view(shape)
 
 
 def materialize(model: PreTrainedModel, weights: Materializer) -> None:
     """Fill every module of `model`, replacing linears with packed ones."""
     checkpoint = weights.checkpoint
     shared: dict[str, Any] = {}
-    embeddings = []
+    linears, embeddings = [], []
     for prefix, module in list(model.named_modules()):
         if type(module) is nn.Embedding:
             embeddings.append((prefix, module))  # after the linears: one of them may hold the same weight
         elif type(module) is nn.Linear and f"{prefix}.weight" in checkpoint.parameters:
-            packed = weights.linear([prefix])
-            shared[checkpoint.source_name(f"{prefix}.weight")] = packed
-            model.set_submodule(prefix, PackedLinear(packed))
-        else:
+            linears.append((prefix, module))
+    # The largest first: packing needs the weight twice for a moment, which is cheapest while little else is there.
+    for prefix, _ in sorted(linears, key=lambda entry: -entry[1].weight.numel()):
+        packed = weights.linear([prefix])
+        shared[checkpoint.source_name(f"{prefix}.weight")] = packed
+        model.set_submodule(prefix, PackedLinear(packed))
+    done = {prefix for prefix, _ in linears + embeddings}
+    for prefix, module in list(model.named_modules()):
+        if prefix not in done and not isinstance(module, PackedLinear):
             _fill(prefix, module, weights)
     for prefix, module in embeddings:
         packed = shared.get(checkpoint.source_name(f"{prefix}.weight"))
