@@ -24,6 +24,9 @@ from enginecore.request import EngineRequest, StepOutputs
 if TYPE_CHECKING:
     from enginecore.engine.engine import Engine
 
+#: What a process sent before it ended may take this long to come out of the socket.
+LAST_WORDS_S = 0.25
+
 
 def _as_error(failure: channel.Failure) -> EngineCoreError:
     """The engine's error again, as the class it was raised as."""
@@ -51,6 +54,7 @@ class ProcessClient:
         self._call_ids = itertools.count()
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._failure: EngineCoreError | None = None
+        self._receive: asyncio.Future[list[bytes]] | None = None
         self.ready: ReadyInfo
 
     @classmethod
@@ -93,15 +97,17 @@ class ProcessClient:
 
     async def _next_frame(self) -> list[bytes]:
         """The next frame, or EngineDeadError once the process is gone and its last words are read."""
-        receive = asyncio.ensure_future(self._inbox.recv_multipart())
-        try:
-            await asyncio.wait({receive, self._death}, return_when=asyncio.FIRST_COMPLETED)
-            if not receive.done() and not await self._inbox.poll(0):
-                raise EngineDeadError(f"the engine process has ended with code {self._process.returncode}")
-            return await receive
-        finally:
-            if not receive.done():
-                receive.cancel()
+        if self._receive is None:
+            self._receive = asyncio.ensure_future(self._inbox.recv_multipart())
+        receive = self._receive  # outlives a cancelled wait, so that no frame is lost with it
+        await asyncio.wait({receive, self._death}, return_when=asyncio.FIRST_COMPLETED)
+        if not receive.done():
+            await asyncio.wait({receive}, timeout=LAST_WORDS_S)
+        if not receive.done():
+            raise EngineDeadError(f"the engine process has ended with code {self._process.returncode}")
+        self._receive = None
+        frame: list[bytes] = receive.result()
+        return frame
 
     async def recv(self) -> StepOutputs:
         """The next step's outputs. Raises EngineDeadError when the process has ended or is about to."""
@@ -120,9 +126,9 @@ class ProcessClient:
                     waiter.set_result(value)
             elif kind == channel.FAILURE:
                 failure = channel.decode_failure(body)
-                error = EngineDeadError(f"the engine has failed: {failure.message}")
-                self._die(error)
-                raise error
+                dead = EngineDeadError(f"the engine has failed: {failure.message}")
+                self._die(dead)
+                raise dead
 
     def _die(self, error: EngineCoreError) -> None:
         self._failure = error
@@ -162,6 +168,8 @@ class ProcessClient:
                     self._process.kill()
         await self._death
         self._die(EngineDeadError("the engine was shut down"))
+        if self._receive is not None:
+            self._receive.cancel()
         self._outbox.close(0)
         self._inbox.close(0)
         shutil.rmtree(self._folder, ignore_errors=True)
