@@ -37,6 +37,7 @@ FAULTS: dict[str, tuple[str, Outcome, str]] = {
     "hangs_bfloat16": ("L1/attention/mixed[bfloat16]", Outcome.HANG, "killed"),
     "segfaults_bfloat16": ("L1/attention/mixed[bfloat16]", Outcome.CRASH, "SIGSEGV"),
     "copies_first_layer_only": ("L1/copy_blocks/all_layers[float32]", Outcome.FAIL, "layer 1"),
+    "copies_nothing": ("L2/blocks/copy_on_write", Outcome.FAIL, "step"),
     "swaps_backwards": ("L1/swap_blocks/swap_between_caches", Outcome.FAIL, ""),
     "accepts_everything": ("L0/contract/unknown_feature_refused", Outcome.FALSE_CLAIM, "telepathy"),
     "first_reason_only": ("L0/contract/absurd_query_refused", Outcome.FAIL, "reasons"),
@@ -64,10 +65,10 @@ def worker() -> Iterator[Worker]:
 
 def run_toy(worker: Worker, fault: str, only: str, timeout: float | None = None) -> dict[str, CaseResult]:
     source = BackendSource(factory=TOY, options={"fault": fault} if fault else {})
-    runner = Runner(source, worker=worker, timeout=timeout)
     chosen = select(all_cases(), "0-4", only)
     assert chosen, f"no case matches {only}"
-    return {result.case_id: result for group in groups(chosen) for result in runner.run_group(group)}
+    with Runner(source, worker=worker, timeout=timeout) as runner:
+        return {result.case_id: result for group in groups(chosen) for result in runner.run_group(group)}
 
 
 @pytest.mark.slow

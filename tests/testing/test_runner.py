@@ -82,8 +82,8 @@ def test_profile_tolerances_and_gaps() -> None:
 )
 def test_a_gap_excuses_until_it_expires(worker: Worker, fault: str, today: str, outcome: Outcome, words: str) -> None:
     source = BackendSource(factory=TOY, profile=GAP, options={"fault": fault})
-    runner = Runner(source, worker=worker, today=datetime.date.fromisoformat(today))
-    [result] = runner.run_group(select(all_cases(), only=ONE))
+    with Runner(source, worker=worker, today=datetime.date.fromisoformat(today)) as runner:
+        [result] = runner.run_group(select(all_cases(), only=ONE))
     assert result.outcome is outcome
     assert words in result.message
 
@@ -103,11 +103,11 @@ def test_a_device_that_does_not_exist_is_an_error_and_not_a_report() -> None:
 
 
 def test_what_a_plugin_starts_does_not_outlive_the_run() -> None:
-    with Worker() as worker:
-        runner = Runner(BackendSource(factory=TOY, options={"fault": "hangs_bfloat16"}), worker=worker, timeout=1)
+    source = BackendSource(factory=TOY, options={"fault": "hangs_bfloat16"})
+    with Worker() as own, Runner(source, worker=own, timeout=1) as runner:
         [result] = runner.run_group(select(all_cases(), 1, "gqa_3[bfloat16]"))
         assert result.outcome is Outcome.HANG
-        server = worker._process
+        server = own._process
         assert server is not None
     assert server.poll() is not None
     with pytest.raises(ProcessLookupError):
@@ -138,6 +138,8 @@ broken = BackendSource(factory={toy!r}, options={{"fault": "wrong_page_bytes"}})
 def test_conformance(case): case.check()
 @pytest_cases({toy!r}, level=1, only="head_size_512")
 def test_more(case): case.check()
+@pytest_cases("no_such_device", level=4)
+def test_absent(case): case.check()
 """
 
 
@@ -150,4 +152,5 @@ def test_pytest_entry(tmp_path: Path) -> None:
     assert "test_conformance[L0/contract/capabilities_sane] PASSED" in found.stdout, found.stdout + found.stderr
     assert "test_conformance[L0/contract/layout_sane] FAILED" in found.stdout
     assert "fail: 3 blocks take" in found.stdout
-    assert "1 failed, 3 passed, 3 skipped" in found.stdout
+    assert "no installed plugin offers the device 'no_such_device'" in found.stdout
+    assert "3 failed, 3 passed, 3 skipped" in found.stdout

@@ -165,6 +165,8 @@ class ToyAttention(AttentionBackend):
         return torch.einsum("hqk,khd->qhd", weights, value).to(query.dtype)
 
     def copy_blocks(self, caches: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
+        if self.fault == "copies_nothing":
+            return
         for cache in caches[:1] if self.fault == "copies_first_layer_only" else caches:
             for src, dst in pairs:
                 cache[:, dst] = cache[:, src]

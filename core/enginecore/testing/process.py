@@ -68,11 +68,12 @@ class Worker:
         if process is None:
             return
         assert process.stdin and process.stdout
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
         try:
             process.wait(5 if self._fork else 0.1)
         except subprocess.TimeoutExpired:
-            process.kill()
+            self._kill(process.pid)
             process.wait()
         process.stdout.close()
 
@@ -116,6 +117,8 @@ class Worker:
             try:
                 event = self._event(limit)
             except Silence:
+                if not pid or killed:  # the server itself is stuck: nothing of it can be used any more
+                    raise
                 self._kill(pid)
                 last = current or next(reversed(result.ended), None)
                 result.death = Ending("hang", last, f"no answer for {limit:.0f} s; the process was killed")
@@ -123,7 +126,7 @@ class Worker:
                 continue
             kind = event["event"]
             if kind == "started":
-                pid, limit = event["pid"], CREATE_SECONDS
+                pid, limit = event["pid"], max(30.0, job["timeout"]) if job["timeout"] else CREATE_SECONDS
             elif kind == "ready":
                 result.about = event["about"]
             elif kind == "setup_failed":

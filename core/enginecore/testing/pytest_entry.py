@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from typing import Any
 
+from enginecore.errors import EngineCoreError
 from enginecore.testing.case import Case, CaseResult, Outcome
 from enginecore.testing.cases import all_cases, select
 from enginecore.testing.runner import Runner
@@ -28,15 +29,26 @@ class _Session:
             self._groups.setdefault(case.group, []).append(case)
         self._results: dict[str, CaseResult] = {}
         self._runner: Runner | None = None
+        self._failure: EngineCoreError | None = None
 
     def result(self, case: Case) -> CaseResult:
         if case.id not in self._results:
-            if self._runner is None:
-                self._runner = Runner(self._target, **self._settings)
-                weakref.finalize(self, self._runner.close)
-            for result in self._runner.run_group(self._groups[case.group]):
+            for result in self._started().run_group(self._groups[case.group]):
                 self._results[result.case_id] = result
         return self._results[case.id]
+
+    def _started(self) -> Runner:
+        """The runner, made once; a device that is not there is probed once and told to every case."""
+        if self._failure is not None:
+            raise self._failure
+        if self._runner is None:
+            try:
+                self._runner = Runner(self._target, **self._settings)
+            except EngineCoreError as error:
+                self._failure = error
+                raise
+            weakref.finalize(self, self._runner.close)
+        return self._runner
 
 
 class PytestCase:
@@ -51,7 +63,10 @@ class PytestCase:
         """Pass, skip (declared unsupported, with its reasons) or fail (anything else, with its outcome)."""
         import pytest
 
-        result = self._session.result(self._case)
+        try:
+            result = self._session.result(self._case)
+        except EngineCoreError as error:
+            pytest.fail(str(error), pytrace=False)
         if result.outcome is Outcome.DECLARED_UNSUPPORTED:
             pytest.skip(result.message)
         if not result.outcome.ok:

@@ -24,23 +24,20 @@ class LogicalCache:
     """What the cache means, whatever layout a plugin gives it: key and value of each slot, NaN where none was written.
 
     Mirror every write here; attention is then checked against this copy and the plugin's tensors are never read.
-    Values are rounded to `kv_dtype` as they are stored.
+    Values are kept as they were given: what a cache of a smaller dtype loses, with or without scales, is its tolerance.
     """
 
-    def __init__(
-        self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, kv_dtype: torch.dtype
-    ) -> None:
+    def __init__(self, num_blocks: int, block_size: int, num_kv_heads: int, head_size: int) -> None:
         shape = (num_blocks * block_size, num_kv_heads, head_size)
         self.block_size = block_size
-        self.kv_dtype = kv_dtype
         self.key = torch.full(shape, math.nan, dtype=F64)
         self.value = torch.full(shape, math.nan, dtype=F64)
 
     def write(self, key_TKD: torch.Tensor, value_TKD: torch.Tensor, slot_mapping_T: torch.Tensor) -> None:
         slots = slot_mapping_T.cpu()
         real = slots >= 0
-        self.key[slots[real]] = f64(key_TKD.cpu()[: len(slots)][real].to(self.kv_dtype))
-        self.value[slots[real]] = f64(value_TKD.cpu()[: len(slots)][real].to(self.kv_dtype))
+        self.key[slots[real]] = f64(key_TKD.cpu()[: len(slots)][real])
+        self.value[slots[real]] = f64(value_TKD.cpu()[: len(slots)][real])
 
     def copy_blocks(self, pairs: list[tuple[int, int]], source: LogicalCache | None = None) -> None:
         """Copy whole blocks, from `source` when the data comes from another cache."""

@@ -47,6 +47,7 @@ class Runner:
         self.about: dict[str, Any] = {}
         self._options = options or {}
         self._timeout = timeout
+        self._owns_worker = worker is None
         self._worker = worker or Worker(fork=fork)
         self._scratch = tempfile.TemporaryDirectory(prefix="enginecore-conformance-")
         self._today = today or datetime.date.today()
@@ -59,7 +60,8 @@ class Runner:
         self.close()
 
     def close(self) -> None:
-        self._worker.close()
+        if self._owns_worker:
+            self._worker.close()
         self._scratch.cleanup()
 
     def run_group(self, cases: Sequence[Case]) -> list[CaseResult]:

@@ -13,7 +13,14 @@ from packaging.utils import canonicalize_name
 
 from enginecore.device import Backend
 from enginecore.device.discovery import discover
-from enginecore.device.select import SelectedDevice, conformance_profile, create_backend, parse_spec, select_device
+from enginecore.device.select import (
+    SelectedDevice,
+    backend_problems,
+    conformance_profile,
+    create_backend,
+    parse_spec,
+    select_device,
+)
 from enginecore.errors import DeviceError
 from enginecore.testing.profile import ConformanceProfile
 
@@ -59,7 +66,11 @@ class BackendSource:
         """The backend, its profile, and who made it. In a worker process only."""
         if self.factory:
             profile = _function(self.profile)() if self.profile else None
-            return _function(self.factory)(**self.options), as_profile(profile), {"factory": self.factory}
+            backend = _function(self.factory)(**self.options)
+            problems = backend_problems(backend)
+            if problems:
+                raise TypeError("; ".join(problems))
+            return backend, as_profile(profile), {"factory": self.factory}
         selected = _find(self.device)
         backend = create_backend(selected, options=self.options)
         plugin = selected.plugin

@@ -93,7 +93,9 @@ def describe(error: BaseException) -> str:
 
 def _about(backend: Any, profile: Any, about: dict[str, str]) -> dict[str, Any]:
     gaps = [{"cases": gap.cases, "reason": gap.reason, "expires": gap.expires} for gap in profile.gaps]
-    return {**about, "backend": type(backend).__qualname__, "gaps": gaps, "capabilities": _plain(backend.capabilities)}
+    floors = [vars(floor) for floor in profile.floors]
+    claims = _plain(backend.capabilities)
+    return {**about, "backend": type(backend).__qualname__, "gaps": gaps, "floors": floors, "capabilities": claims}
 
 
 def _plain(capabilities: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""L2: the core's block pool over the plugin's cache: sequences come, grow, fork, part and go, and keep to their own."""
+"""L2: the core's block pool over the plugin's cache: sequences come, grow, fork, are swapped and go, each alone."""
 
 from __future__ import annotations
 
@@ -18,6 +18,11 @@ class Household:
         self.manager = KVCacheManager(self.pool, self.paged.block_size, prefix_caching=False)
         self.living: list[tuple[BlockTable, int]] = []
         self.paged.free = []
+        self.parked: list[tuple[list[int], int]] = []
+        self.host_free = list(range(num_blocks))
+        self.host_logical = self.paged.new_logical()
+        shape = self.paged.layout.shape_for(num_blocks)
+        self.host = [ctx.memory.host_alloc_pinned(shape, cache.dtype) for cache in self.paged.caches]
 
     def start(self) -> None:
         table, tokens = BlockTable(root=b""), self.ctx.integer(1, 3 * self.paged.block_size)
@@ -53,6 +58,34 @@ class Household:
             table, _ = self.living.pop(self.ctx.integer(0, len(self.living) - 1))
             self.manager.free(table)
 
+    def swap_out(self) -> None:
+        """Preempt a sequence: its content goes to the host, its blocks to whoever needs them."""
+        table, tokens = self.living[self.ctx.integer(0, len(self.living) - 1)]
+        if len(table.blocks) > len(self.host_free):
+            return
+        kept = [self.host_free.pop() for _ in table.blocks]
+        pairs = list(zip(table.blocks, kept, strict=True))
+        self.ctx.attention.swap_blocks(self.paged.caches, self.host, pairs)
+        self.ctx.backend.synchronize()
+        self.host_logical.copy_blocks(pairs, self.paged.logical[0])
+        self.living = [entry for entry in self.living if entry[0] is not table]
+        self.manager.free(table)
+        self.parked.append((kept, tokens))
+
+    def swap_in(self) -> None:
+        if not self.parked:
+            return
+        kept, tokens = self.parked[0]
+        table = BlockTable(root=b"")
+        if self.manager.grow(table, len(kept)) is None:
+            return
+        pairs = list(zip(kept, table.blocks, strict=True))
+        self.ctx.attention.swap_blocks(self.host, self.paged.caches, pairs)
+        self.paged.logical[0].copy_blocks(pairs, self.host_logical)
+        self.parked.pop(0)
+        self.host_free += kept
+        self.living.append((table, tokens))
+
     def check(self, step: int) -> None:
         self.pool.check()
         seqs = [PagedSequence(list(table.blocks), min(2, tokens), tokens) for table, tokens in self.living]
@@ -62,8 +95,9 @@ class Household:
 
 def fuzz(ctx: CaseContext) -> None:
     home = Household(ctx, num_blocks=24)
-    for step in range(120):
-        actions = [home.start, home.stop, home.extend, home.extend, home.extend, home.fork]
+    for step in range(150):
+        grow = [home.start, home.extend, home.extend, home.extend, home.fork]
+        actions = [*grow, home.stop, home.swap_out, home.swap_in]
         (actions[ctx.integer(0, len(actions) - 1)] if home.living else home.start)()
         home.check(step)
     while home.living:

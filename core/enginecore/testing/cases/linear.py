@@ -7,6 +7,7 @@ import torch
 from enginecore.testing import references
 from enginecore.testing.case import Case, CaseContext
 from enginecore.testing.cases.attention import DTYPES
+from enginecore.testing.cases.made_up import Draw, made_up
 
 #: (output features, input features)
 SHAPES = {"square": (64, 64), "odd": (47, 46), "single_output": (1, 96), "wide": (1536, 576), "tall": (96, 1537)}
@@ -54,6 +55,22 @@ def rows_of_the_weight(dtype: str) -> Case:
     return Case(1, "pack_linear", f"rows[{dtype}]", run)
 
 
+def shapes_made_up(ctx: CaseContext) -> None:
+    dtypes = [dtype for dtype in DTYPES if dtype in ctx.backend.capabilities.dtypes]
+
+    def attempt(draw: Draw) -> None:
+        ctx.rng.manual_seed(0)
+        dtype, outputs, inputs = draw.choice(dtypes), draw.integer(1, 200), draw.integer(1, 200)
+        rows = draw.integer(1, 40)
+        pack = ctx.require_op("pack_linear", dtype)
+        weight, x = ctx.normal(outputs, inputs, dtype=dtype), ctx.normal(rows, inputs, dtype=dtype)
+        expected = references.linear(x, weight, None)
+        ctx.close(pack(weight, None)(x), expected, dtype, f"[{rows}, {inputs}] by [{outputs}, {inputs}] {dtype}")
+
+    made_up(attempt, examples=25)
+
+
 def cases() -> list[Case]:
     found = [packed(name, dtype, bias) for name in SHAPES for dtype in DTYPES for bias in (False, True)]
-    return found + [rows_of_the_weight(dtype) for dtype in DTYPES]
+    found += [rows_of_the_weight(dtype) for dtype in DTYPES]
+    return [*found, Case(1, "pack_linear", "shapes_made_up", shapes_made_up)]

@@ -7,6 +7,7 @@ import torch
 from enginecore.testing import references
 from enginecore.testing.case import Case, CaseContext
 from enginecore.testing.cases.attention import DTYPES
+from enginecore.testing.cases.made_up import Draw, made_up
 
 SHAPES = {"one": (1, 64), "odd": (7, 46), "wide": (33, 576), "large": (5, 4097), "tiny": (3, 1)}
 
@@ -75,8 +76,22 @@ def fused(name: str, shape: tuple[int, int], dtype: str) -> Case:
     return Case(1, "fused_add_rms_norm", f"{name}[{dtype}]", run)
 
 
+def shapes_made_up(ctx: CaseContext) -> None:
+    dtypes = [dtype for dtype in DTYPES if dtype in ctx.backend.capabilities.dtypes]
+
+    def attempt(draw: Draw) -> None:
+        ctx.rng.manual_seed(0)
+        dtype, shape = draw.choice(dtypes), (draw.integer(1, 40), draw.integer(1, 700))
+        op = ctx.require_op("rms_norm", dtype)
+        x, weight = _inputs(ctx, shape, dtype)
+        expected = references.rms_norm(x, weight, 1e-5)
+        ctx.close(op(x, weight, 1e-5), expected, dtype, f"rms_norm of {shape} {dtype}")
+
+    made_up(attempt, examples=25)
+
+
 def cases() -> list[Case]:
     kinds = (rms_norm, fused)
     found = [make(name, shape, dtype) for make in kinds for name, shape in SHAPES.items() for dtype in DTYPES]
-    extra = (strided_rows, leading_shape, extreme_rows)
+    extra = (strided_rows, leading_shape, extreme_rows, shapes_made_up)
     return found + [Case(1, "rms_norm", check.__name__, check) for check in extra]

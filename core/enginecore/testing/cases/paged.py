@@ -121,9 +121,8 @@ class Paged:
         self.written: set[int] = set()
 
     def new_logical(self) -> references.LogicalCache:
-        kv_dtype = getattr(torch, self.setting.kv_dtype or self.setting.dtype)
         kv_heads, head_size = self.setting.num_kv_heads, self.setting.head_size
-        return references.LogicalCache(self.num_blocks, self.block_size, kv_heads, head_size, kv_dtype)
+        return references.LogicalCache(self.num_blocks, self.block_size, kv_heads, head_size)
 
     # Blocks ------------------------------------------------------------------------------------------------------
 
