@@ -28,6 +28,7 @@ from enginecore.frontend.output_processor import Observer, OutputKind, OutputPro
 from enginecore.frontend.outputs import RequestOutput
 from enginecore.frontend.template_pool import TemplatePool
 from enginecore.frontend.tokenizer import Tokenizer
+from enginecore.models.store import resolve_model
 from enginecore.request import EngineStats, SamplingParams
 
 logger = logging.getLogger("enginecore.frontend")
@@ -67,6 +68,7 @@ class AsyncLLM:
         self._output = OutputProcessor(self.table, observer)
         self._threads = ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 2), thread_name_prefix="enginecore-input")
         self._receiver = asyncio.create_task(self._receive())
+        self._warming: asyncio.Task[None] | None = None
 
     @classmethod
     async def create(
@@ -78,21 +80,29 @@ class AsyncLLM:
     ) -> AsyncLLM:
         """Start the engine process and wait until the model is loaded. `observer` makes the receiver of timings."""
         load_template(args.chat_template)  # a missing file should not cost a model load
-        client = await ProcessClient.start(args)
+        early = asyncio.create_task(asyncio.to_thread(_load_tokenizer, args))
+        try:
+            client = await ProcessClient.start(args)
+        except BaseException:
+            early.cancel()
+            raise
         try:
             config = client.ready.config
-            tokenizer = await asyncio.to_thread(Tokenizer.load, config.model_path)
+            path, tokenizer = await early
+            if path != config.model_path or tokenizer is None:
+                tokenizer = await asyncio.to_thread(Tokenizer.load, config.model_path)
             watcher = observer(config) if observer is not None else None
             llm = cls(client, tokenizer, args, observer=watcher, sampling_overrides=sampling_overrides)
         except BaseException:
             await client.shutdown(0)
             raise
-        await llm.warm_up()
+        llm._warming = asyncio.create_task(llm._warm_up())
         return llm
 
-    async def warm_up(self) -> None:
-        """Do now, in threads, what the first request would wait for."""
-        await asyncio.gather(self.off_loop(self.renderer.prepare), self.off_loop(self.table.longest))
+    async def _warm_up(self) -> None:
+        """Do now, in threads, what the first request would have to wait for."""
+        work = (self.off_loop(self.renderer.prepare), self.off_loop(self.table.longest))
+        await asyncio.gather(*work, return_exceptions=True)
 
     # ---- generation ----------------------------------------------------------------------------------------------
 
@@ -222,9 +232,11 @@ class AsyncLLM:
         """Fail what is in flight, stop the engine process and the threads. Safe to call twice."""
         self.dead_error = self.dead_error or EngineDeadError("the engine was shut down")
         self._output.fail_all(self.dead_error)
-        self._receiver.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._receiver
+        for task in (self._receiver, self._warming):
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
         await self.client.shutdown(timeout)
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._pool is not None:
@@ -237,3 +249,17 @@ class AsyncLLM:
         self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None
     ) -> None:
         await self.shutdown()
+
+
+def _load_tokenizer(args: EngineArgs) -> tuple[str, Tokenizer | None]:
+    """The tokenizer, while the engine process loads the weights: (model path, None) when that does not work yet."""
+    try:
+        path = resolve_model(
+            args.model,
+            allow_download=False,
+            allow_pickle=args.allow_pickle,
+            trust_remote_code=args.trust_remote_code,
+        ).path
+        return path, Tokenizer.load(path)
+    except EngineCoreError:
+        return "", None  # the engine process says what is wrong, or downloads it first
