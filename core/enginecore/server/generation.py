@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
@@ -132,8 +131,3 @@ def usage_suffix(job: Job) -> Callable[[RequestOutput], bytes]:
 def json_response(value: dict[str, Any]) -> Response:
     """A 200 with strict JSON."""
     return Response(encode(value), media_type=JSON)
-
-
-def quoted(text: str) -> bytes:
-    """A JSON string."""
-    return encode(text) if text.isascii() else json.dumps(text, ensure_ascii=False).encode("utf-8", "replace")
