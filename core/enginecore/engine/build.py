@@ -172,8 +172,8 @@ def _refuse_unsupported(site: _Site, shape: ModelShape) -> None:
 def _ledger(site: _Site, shape: ModelShape, before: int, weight_bytes: int) -> dict[str, int]:
     """Who owns which bytes of this process's budget; `kv_cache` is what is left for the cache.
 
-    Activations are estimated from the largest step: hidden states and the two widest products of each token, and float32
-    logits (twice, for the sampler's copy) of each sequence.
+    Activations are estimated from the largest step: hidden states and the two widest products of each token, and
+    float32 logits (twice, for the sampler's copy) of each sequence.
     """
     info, settings = site.backend.memory.memory_info(), site.settings
     itemsize = 4 if settings.dtype == "float32" else 2
