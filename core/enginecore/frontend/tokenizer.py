@@ -1,6 +1,7 @@
 """`Tokenizer`: text to ids and back, from a model's directory or a GGUF file. Neither torch nor transformers.
 
-Encoding is thread-safe: nothing about a tokenizer changes after `load`, and the library releases the GIL.
+Encoding is thread-safe: nothing about a tokenizer changes after `load`. The library releases the GIL in its calls for
+batches only, so a text travels as a batch of one: a long one must not hold up the other threads of a server.
 """
 
 from __future__ import annotations
@@ -97,16 +98,21 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Token ids. Special tokens that are written out in `text` become themselves."""
         try:
-            ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids
+            ids = self._encode(text, add_special_tokens)
         except (UnicodeEncodeError, TypeError):  # half a surrogate pair, which JSON can carry and UTF-8 cannot
             sound = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            ids = self._backend.encode(sound, add_special_tokens=add_special_tokens).ids
+            ids = self._encode(sound, add_special_tokens)
+        return ids
+
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
+        (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""
-        text: str = self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
-        return text
+        (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return str(text)
 
     def token_bytes(self, token_id: int) -> bytes:
         """The UTF-8 bytes that the token adds to a text, which may be a part of a character. Added tokens: their text.
