@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from enginecore.device.contract import contract_version
 from enginecore.device.hookspecs import hookimpl
 from enginecore.device.manifest import (
     BackendContext,
@@ -35,7 +34,7 @@ def enginecore_manifest() -> Manifest:
         devices=("cpu",),
         distribution="enginecore-cpu",
         version=__version__,
-        contract=contract_version(),
+        contract="1.0",
         summary="x86-64 (AVX2, AVX-512, AVX-512 BF16) and ARM64 processors",
         torch_min="2.11",
         accelerator=False,
@@ -98,9 +97,8 @@ def enginecore_doctor(ctx: DoctorContext) -> list[DoctorFinding]:
 
 
 @hookimpl
-def enginecore_conformance_profile() -> dict[str, Any]:
-    return {
-        "tolerances": {"float32": {"rtol": 2e-5, "atol": 2e-5}, "bfloat16": {"rtol": 2e-2, "atol": 2e-2}},
-        "floors": {},
-        "gaps": [],
-    }
+def enginecore_conformance_profile() -> Any:
+    """Nothing declared: the kit's own tolerances hold, and there are no gaps."""
+    from enginecore.testing import ConformanceProfile
+
+    return ConformanceProfile()
