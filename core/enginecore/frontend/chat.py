@@ -48,6 +48,7 @@ RESERVED_KWARGS = frozenset(
         "sep_token",
         "cls_token",
         "mask_token",
+        "self",
     ]
 )
 

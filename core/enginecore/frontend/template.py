@@ -47,9 +47,20 @@ def _tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
+@jinja2.pass_context
+def _unchanged(context: Any, value: Any) -> Any:
+    return value
+
+
 def _environment() -> ImmutableSandboxedEnvironment:
+    # Nothing is computed while a template compiles, which has neither a time nor a memory limit: the optimizer is off,
+    # and a finalizer that takes the context keeps constant output such as {{ 'x' * 10**10 }} for the render.
     environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
+        trim_blocks=True,
+        lstrip_blocks=True,
+        extensions=[_GenerationTag, jinja2.ext.loopcontrols],
+        optimized=False,
+        finalize=_unchanged,
     )
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise_exception
@@ -69,7 +80,7 @@ class Template:
     def render(self, variables: dict[str, Any]) -> str:
         """Text of a conversation. Whatever goes wrong inside is a TemplateFailed."""
         try:
-            return self._template.render(**variables)
+            return self._template.render(variables)
         except jinja2.exceptions.SecurityError as error:
             raise TemplateFailed(
                 f"the chat template tried something the sandbox forbids: {error}", param="messages"

@@ -45,8 +45,10 @@ def _check_stream(request: SamplingFields) -> None:
 
 
 def _positive(name: str, value: int | None, *, zero: bool = False) -> None:
-    if value is not None and value < (0 if zero else 1):
-        raise ParameterError(f"{name} must be at least {0 if zero else 1}, got {max(value, -(10**20))}", param=name)
+    low = 0 if zero else 1
+    if value is not None and not low <= value <= INT32_MAX:
+        shown = value if abs(value) < 10**20 else "a number of over 20 digits"
+        raise ParameterError(f"{name} must be between {low} and {INT32_MAX}, got {shown}", param=name)
 
 
 def _at_least_min_tokens(default: int, request: SamplingFields) -> int:
