@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.field.support import PASSIVE, Solo
+from tests.field.support import ONE_THREAD, PASSIVE, Solo
 from tests.serving import SMALL, ServerProcess
 
 
@@ -22,7 +22,8 @@ def sim_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
     """The simulated device with the same sizes. Its tokens tell of any wrong, stale or foreign block; a step takes 2 ms
     or more, so that a request lasts long enough to be met in mid-flight."""
     log = tmp_path_factory.mktemp("sim_server") / "log"
-    with ServerProcess(*SMALL, "--device-option", "step_time_s=0.002", device="sim", log=log) as running:
+    options = (*SMALL, "--device-option", "step_time_s=0.002")
+    with ServerProcess(*options, device="sim", log=log, env=ONE_THREAD) as running:
         yield running
 
 
@@ -30,3 +31,24 @@ def sim_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProce
 def solo(server: ServerProcess) -> Solo:
     """Answers of the real model to requests that run alone and meet no cached block."""
     return Solo(server)
+
+
+#: As few blocks as one sequence of the longest length needs: two or three ordinary requests fill the pool.
+TINY = ("--max-model-len", "256", "--num-blocks", "16", "--max-num-seqs", "16", "--max-num-batched-tokens", "64")
+
+
+@pytest.fixture(scope="session")
+def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The simulated device with a tiny pool, first come first served, prefix caching on."""
+    log = tmp_path_factory.mktemp("tiny_server") / "log"
+    with ServerProcess(*TINY, device="sim", log=log, env=ONE_THREAD) as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_priority_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The simulated device with a tiny pool, by priority, prefix caching off."""
+    options = (*TINY, "--no-prefix-caching", "--scheduling-policy", "priority")
+    log = tmp_path_factory.mktemp("tiny_priority_server") / "log"
+    with ServerProcess(*options, device="sim", log=log, env=ONE_THREAD) as running:
+        yield running

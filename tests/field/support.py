@@ -25,6 +25,8 @@ COMPLETIONS, CHAT, TOKENIZE, DETOKENIZE = "/v1/completions", "/v1/chat/completio
 VOCAB, EOS = 49152, 2
 #: Threads that wait must not spin: servers of several cases share few cores.
 PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE"}
+#: The simulated device does little arithmetic, and one thread does it best.
+ONE_THREAD = {**PASSIVE, "OMP_NUM_THREADS": "1"}
 #: "Right after": five seconds, and room for a machine that is busy with other things.
 LIVE_SECONDS = 15.0
 
@@ -175,7 +177,8 @@ class Solo:
 
 def scripted(prompt: Sequence[int], count: int, *, ignore_eos: bool = True) -> list[int]:
     """What the simulated device answers."""
-    return expected_tokens(prompt, count, vocab_size=VOCAB, eos_token_ids=() if ignore_eos else (EOS,))
+    tokens: list[int] = expected_tokens(prompt, count, vocab_size=VOCAB, eos_token_ids=() if ignore_eos else (EOS,))
+    return tokens
 
 
 def token_prompt(seed: int, length: int) -> list[int]:
