@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,13 @@ def request(name: str, prompt: list[int], count: int = 4) -> EngineRequest:
 
 
 @pytest.fixture(autouse=True)
-def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where sockets' folders go, so that what is left behind is seen. Short: a socket's path has at most 107 bytes."""
     folder = Path(tempfile.mkdtemp(prefix="ec"))
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    return folder
+    monkeypatch.setenv("TMPDIR", str(folder))
+    yield folder
+    shutil.rmtree(folder)
 
 
 @pytest_asyncio.fixture
@@ -61,7 +64,6 @@ async def start(config_only: str, temporary: Path) -> AsyncIterator[Start]:
         await asyncio.wait_for(client.shutdown(), PATIENCE)
         assert not client.alive and not psutil.pid_exists(client.pid)
     assert list(temporary.iterdir()) == [], "the sockets' folder is left behind"
-    temporary.rmdir()
 
 
 async def collect(client: ProcessClient, names: set[str]) -> tuple[dict[str, list[int]], EngineStats]:
