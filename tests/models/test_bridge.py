@@ -12,7 +12,19 @@ from enginecore.models.store import resolve_model
 from tests.models.tiny import KINDS, tiny_tokens, write_tiny
 from tests.models.torch_backend import Paged, TorchBackend
 
-FUSED = {"llama", "llama_tied", "llama_bias", "llama3_rope", "mistral", "qwen2", "qwen2_window", "qwen3"}
+FUSED = {
+    "llama",
+    "llama_tied",
+    "llama_bias",
+    "llama3_rope",
+    "mistral",
+    "qwen2",
+    "qwen2_window",
+    "qwen3",
+    "smollm3",
+    "phi3",
+    "phi3_partial",
+}
 
 
 def run_in_chunks(model: Model, backend: TorchBackend, texts: dict[str, list[int]]) -> dict[str, torch.Tensor]:

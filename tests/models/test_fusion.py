@@ -76,8 +76,9 @@ def test_logits_come_for_the_rows_that_are_wanted(wanted: list[int], fuse: bool,
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_half_precision_stays_close(dtype: str, tmp_path: Path) -> None:
-    write_tiny(tmp_path, "llama_tied")
+@pytest.mark.parametrize("kind", ["llama_tied", "gpt_oss"])
+def test_half_precision_stays_close(kind: str, dtype: str, tmp_path: Path) -> None:
+    write_tiny(tmp_path, kind)
     files, tokens = resolve_model(str(tmp_path)), tiny_tokens(30)
     exact = Paged(load_model(files, backend=TorchBackend(), dtype="float32"), TorchBackend()).step({"a": tokens})
     for fuse in (True, False):
@@ -86,7 +87,7 @@ def test_half_precision_stays_close(dtype: str, tmp_path: Path) -> None:
         got = Paged(model, TorchBackend()).step({"a": tokens})
         assert got.dtype == torch.float32
         error = (got - exact).norm() / exact.norm()
-        assert error < 0.03, (fuse, error)
+        assert error < (0.1 if kind == "gpt_oss" else 0.03), (fuse, error)
 
 
 def test_positions_beyond_those_of_the_config_can_be_prepared(tmp_path: Path) -> None:

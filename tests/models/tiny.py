@@ -57,6 +57,7 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gemma3": ("Gemma3TextConfig", {"head_dim": 32, "sliding_window": 8, "query_pre_attn_scalar": 32}),
     "phi3": ("Phi3Config", {}),
+    "phi3_partial": ("Phi3Config", {"partial_rotary_factor": 0.5, "sliding_window": 8}),
     "olmo2": ("Olmo2Config", {}),
     "granite": ("GraniteConfig", {"embedding_multiplier": 2.0, "residual_multiplier": 0.5, "logits_scaling": 2.0}),
     "smollm3": ("SmolLM3Config", {"no_rope_layer_interval": 2}),

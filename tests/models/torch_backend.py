@@ -105,6 +105,7 @@ def _attend(
         hidden |= other <= at - params.sliding_window
     scores = scores.masked_fill(hidden, float("-inf"))
     if params.sinks is not None:
+        assert params.sinks.dtype == torch.float32
         sinks = params.sinks.float().view(-1, 1, 1).expand(-1, query.shape[0], 1)
         return torch.einsum("hqk,khd->qhd", torch.cat([scores, sinks], -1).softmax(-1)[..., :-1], value)
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), value)

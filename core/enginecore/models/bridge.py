@@ -10,6 +10,7 @@ V vocabulary.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -59,7 +60,18 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
         )
+    for name, parameter in model.named_parameters():
+        if any(re.search(pattern, name) for pattern in _float32_patterns(model, dtype)):
+            parameter.data = parameter.data.float()
     return model.eval().requires_grad_(False)
+
+
+def _float32_patterns(model: PreTrainedModel, dtype: torch.dtype) -> set[str]:
+    """Names of the parameters that the architecture wants in float32 whatever the model's dtype."""
+    patterns = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ()) if dtype != torch.float32 else set()
+    if dtype == torch.float16:
+        patterns |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    return patterns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +100,8 @@ class AttentionCall:
         }
         return frozenset(name for name, needed in wanted.items() if needed)
 
-    def params(self, sinks: torch.Tensor | None = None) -> AttentionParams:
+    def params(self, sinks_H: torch.Tensor | None = None) -> AttentionParams:
+        """What the backend is told; `sinks_H` is float32 where there are any."""
         return AttentionParams(
             scale=self.scale,
             num_heads=self.num_heads,
@@ -96,7 +109,7 @@ class AttentionCall:
             head_size=self.head_size,
             sliding_window=self.sliding_window,
             soft_cap=self.soft_cap,
-            sinks=sinks,
+            sinks=sinks_H,
             causal=self.causal,
         )
 
@@ -124,7 +137,9 @@ class PagedStep:
         self._index = index + 1
         params = self._params[index]
         if params is None:
-            params = self._params[index] = self._calls[index].params(sinks=options.get("s_aux"))
+            sinks = options.get("s_aux")
+            sinks_H = None if sinks is None else sinks.detach().float()
+            params = self._params[index] = self._calls[index].params(sinks_H)
         query_THD = query[0].transpose(0, 1).contiguous()
         key_TKD, value_TKD = _rows(key), _rows(value)
         cache = self._caches[index]

@@ -30,13 +30,23 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 #: transformers' classes whose decoder layer is exactly the one above.
-FUSED_CLASSES = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+FUSED_CLASSES = frozenset(
+    {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen3ForCausalLM",
+        "SmolLM3ForCausalLM",
+    }
+)
 
 _ACTIVATIONS = {"silu": "silu_and_mul", "swish": "silu_and_mul", "gelu": "gelu_and_mul",
                 "gelu_pytorch_tanh": "gelu_tanh_and_mul"}  # fmt: skip
 
-_ATTENTION_PARTS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_QK_NORMS = {"q_norm", "k_norm"}
+_APART = frozenset({"q_proj", "k_proj", "v_proj", "o_proj"})
+_JOINED = frozenset({"qkv_proj", "o_proj"})
+_ATTENTION_PARTS = {_APART, _APART | {"q_norm", "k_norm"}, _JOINED}
 
 
 def why_not_fused(model: PreTrainedModel, calls: tuple[AttentionCall, ...]) -> str | None:
@@ -50,8 +60,8 @@ def why_not_fused(model: PreTrainedModel, calls: tuple[AttentionCall, ...]) -> s
     if [(call.layer, call.call) for call in calls] != [(i, 0) for i in range(len(layers))]:
         return "its attention calls are not one for each layer in order"
     for layer in layers:
-        parts = {part for part, _ in layer.self_attn.named_children()} - {"rotary_fn"}
-        if parts not in (_ATTENTION_PARTS, _ATTENTION_PARTS | _QK_NORMS):
+        parts = frozenset(part for part, _ in layer.self_attn.named_children()) - {"rotary_fn"}
+        if parts not in _ATTENTION_PARTS:
             return f"its attention has the parts {sorted(parts)}"
     if calls[0].head_size % 2:
         return "its head size is odd"
@@ -64,6 +74,7 @@ class _Layer:
     qkv: Any
     q_norm_D: torch.Tensor | None
     k_norm_D: torch.Tensor | None
+    rotates: bool
     params: AttentionParams
     out: Any
     post_norm_E: torch.Tensor
@@ -102,8 +113,11 @@ class FusedDecoder:
         self._activation = ops.get(activation, dtype)
         # Tuples unpack faster than attributes are looked up, and this is the hot path.
         self._layers = [
-            (l.input_norm_E, l.qkv, l.q_norm_D, l.k_norm_D, l.params, l.out, l.post_norm_E, l.gate_up, l.down)
-            for l in layers  # noqa: E741
+            (
+                (layer.input_norm_E, layer.qkv, layer.q_norm_D, layer.k_norm_D, layer.rotates, layer.params),
+                (layer.out, layer.post_norm_E, layer.gate_up, layer.down),
+            )
+            for layer in layers
         ]
 
     def forward(
@@ -123,7 +137,9 @@ class FusedDecoder:
 
         x_TE: torch.Tensor = self._embed(input_ids_T)
         residual_TE = None
-        for index, (input_norm, qkv, q_norm, k_norm, params, out, post_norm, gate_up, down) in enumerate(self._layers):
+        for index, (first, second) in enumerate(self._layers):
+            input_norm, qkv, q_norm, k_norm, rotates, params = first
+            out, post_norm, gate_up, down = second
             if residual_TE is None:
                 residual_TE, x_TE = x_TE, rms_norm(x_TE, input_norm, eps)
             else:
@@ -131,7 +147,8 @@ class FusedDecoder:
             query, key, value = qkv(x_TE).view(num_tokens, heads, head_size).split_with_sizes(splits, 1)
             if q_norm is not None:
                 query, key = rms_norm(query, q_norm, qk_eps), rms_norm(key, k_norm, qk_eps)
-            rotary(positions_T, query, key, cos_sin_PN, False)
+            if rotates:
+                rotary(positions_T, query, key, cos_sin_PN, False)
             cache = kv_caches[index]
             write(key, value, cache, slots)
             x_TE = attend(query, cache, metadata, params).view(num_tokens, -1)
@@ -160,7 +177,10 @@ def load_fused(
     config = model.config
     # The largest first: packing needs the weight twice for a moment, which is cheapest while little else is there.
     head = weights.linear(["lm_head"])
-    layers = [_load_layer(weights, f"model.layers.{i}", call) for i, call in enumerate(calls)]
+    layers = [
+        _load_layer(weights, f"model.layers.{i}", call, bool(getattr(layer.self_attn, "use_rope", True)))
+        for i, (layer, call) in enumerate(zip(model.model.layers, calls, strict=True))
+    ]
     if weights.checkpoint.is_tied("lm_head.weight", "model.embed_tokens.weight"):
         embed = head.rows
     else:
@@ -197,18 +217,24 @@ class _Lookup:
         return F.embedding(ids_T, self._weight_VE)
 
 
-def _load_layer(weights: Materializer, prefix: str, call: AttentionCall) -> _Layer:
-    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
-    has_qk_norm = f"{attention}.q_norm.weight" in weights.checkpoint.parameters
+def _load_layer(weights: Materializer, prefix: str, call: AttentionCall, rotates: bool) -> _Layer:
+    attention, mlp, known = f"{prefix}.self_attn", f"{prefix}.mlp", weights.checkpoint.parameters
+    has_qk_norm = f"{attention}.q_norm.weight" in known
+    qkv, gate_up = [f"{attention}.qkv_proj"], [f"{mlp}.gate_up_proj"]
+    if f"{qkv[0]}.weight" not in known:
+        qkv = [f"{attention}.{part}_proj" for part in "qkv"]
+    if f"{gate_up[0]}.weight" not in known:
+        gate_up = [f"{mlp}.gate_proj", f"{mlp}.up_proj"]
     return _Layer(
         input_norm_E=weights.tensor(f"{prefix}.input_layernorm.weight"),
-        qkv=weights.linear([f"{attention}.{part}_proj" for part in "qkv"]),
+        qkv=weights.linear(qkv),
         q_norm_D=weights.tensor(f"{attention}.q_norm.weight") if has_qk_norm else None,
         k_norm_D=weights.tensor(f"{attention}.k_norm.weight") if has_qk_norm else None,
+        rotates=rotates,
         params=call.params(),
         out=weights.linear([f"{attention}.o_proj"]),
         post_norm_E=weights.tensor(f"{prefix}.post_attention_layernorm.weight"),
-        gate_up=weights.linear([f"{mlp}.gate_proj", f"{mlp}.up_proj"]),
+        gate_up=weights.linear(gate_up),
         down=weights.linear([f"{mlp}.down_proj"]),
     )
 

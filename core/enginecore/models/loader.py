@@ -20,7 +20,7 @@ from enginecore.models.bridge import BridgedModel
 from enginecore.models.checkpoint import Checkpoint
 from enginecore.models.fusion import load_fused, why_not_fused
 from enginecore.models.inspect import ModelShape, inspect_meta
-from enginecore.models.materialize import Materializer, fp32_names, materialize
+from enginecore.models.materialize import Materializer, materialize
 from enginecore.models.store import ModelFiles
 from enginecore.ops.dispatch import Ops
 
@@ -100,9 +100,6 @@ def load_model(
         raise ModelError("this backend has no attention; it runs whole models by itself")
     shape, model = inspect_meta(files, dtype)
     ops = ops or Ops(backend.ops, dtype=dtype)
-    for name in fp32_names(model, getattr(torch, dtype)):
-        parameter = model.get_parameter(name)
-        parameter.data = parameter.data.float()
     checkpoint = Checkpoint(files, model)
     weights = Materializer(checkpoint, backend.torch_device(), ops.get("pack_linear", dtype))
     obstacle = why_not_fused(model, shape.calls) if fuse else "fusion is off"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -141,11 +140,3 @@ def restore_buffers(
             inv_freq = getattr(module, "inv_freq", None)
             if rope_factors is not None and isinstance(inv_freq, torch.Tensor):
                 inv_freq.div_(rope_factors.to(inv_freq.device))
-
-
-def fp32_names(model: PreTrainedModel, dtype: torch.dtype) -> list[str]:
-    """Parameters that the architecture wants in float32 whatever the model's dtype."""
-    patterns = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ()) if dtype != torch.float32 else set()
-    if dtype == torch.float16:
-        patterns |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
-    return [name for name, _ in model.named_parameters() if any(re.search(pattern, name) for pattern in patterns)]
