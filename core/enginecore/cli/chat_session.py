@@ -147,4 +147,4 @@ def _write(console: Console, text: str) -> None:
 
 def _note(text: str) -> None:
     """For people, on standard error: a pipe gets answers only."""
-    Console(stderr=True, highlight=False).print(text, style="dim", markup=False)
+    Console(stderr=True, highlight=False).print(text, style="dim", markup=False, soft_wrap=True)
