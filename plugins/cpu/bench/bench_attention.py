@@ -6,6 +6,7 @@ python plugins/cpu/bench/bench_attention.py [--dtype float32] [--heads 9] [--kv-
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import torch
 from enginecore.device import AttentionMetadata, AttentionParams, BackendContext, KVCacheSpec
@@ -50,7 +51,10 @@ def main() -> None:
     kernels = native.load().Kernels(backend.num_threads, "")
     dtype = getattr(torch, args.dtype)
     bandwidth, rate = read_bandwidth(kernels), matrix_rate(kernels, dtype)
-    print(f"{backend.capabilities.isa[0]}, {backend.num_threads} threads: read {bandwidth:.1f} GB/s, matrix {rate:.0f} GFLOP/s")
+    print(
+        f"{backend.capabilities.isa[0]}, {backend.num_threads} threads: read {bandwidth:.1f} GB/s, "
+        f"matrix {rate:.0f} GFLOP/s"
+    )
     heads, kv_heads, size = args.heads, args.kv_heads, args.head_size
     spec = KVCacheSpec(num_layers=1, num_kv_heads=kv_heads, head_size=size, dtype=args.dtype, block_size=BLOCK)
     params = AttentionParams(scale=size**-0.5, num_heads=heads, num_kv_heads=kv_heads, head_size=size)
@@ -74,8 +78,10 @@ def main() -> None:
         fused = torch.randn(tokens, heads + 2 * kv_heads, size).to(dtype)
         query, key, value = fused.split([heads, kv_heads, kv_heads], 1)
         out = torch.empty(tokens, heads, size, dtype=dtype)
-        time = seconds(lambda: backend.attention.forward(query, cache, metadata, params, out), threads=backend.num_threads)  # noqa: B023
-        write = seconds(lambda: backend.attention.reshape_and_cache(key, value, cache, metadata.slot_mapping), threads=backend.num_threads)  # noqa: B023
+        attend = partial(backend.attention.forward, query, cache, metadata, params, out)
+        time = seconds(attend, threads=backend.num_threads)
+        store = partial(backend.attention.reshape_and_cache, key, value, cache, metadata.slot_mapping)
+        write = seconds(store, threads=backend.num_threads)
         pairs = sum(new * cached + new * (new + 1) // 2 for cached, new in sequences)
         operations = 4 * pairs * heads * size
         read = sum(cached + new for cached, new in sequences) * 2 * kv_heads * size * dtype.itemsize

@@ -6,6 +6,7 @@ python plugins/cpu/bench/bench_ops.py
 from __future__ import annotations
 
 import argparse
+from functools import partial
 
 import torch
 from enginecore.device import BackendContext
@@ -20,15 +21,20 @@ def main() -> None:
     get = lambda name: backend.ops.get(name).run  # noqa: E731
     print(f"{backend.capabilities.isa[0]}, {backend.num_threads} threads, bfloat16")
     for rows in (1, 32, 512):
-        x, residual, weight = torch.randn(rows, 576).bfloat16(), torch.zeros(rows, 576).bfloat16(), torch.ones(576).bfloat16()
+        x, residual, weight = (
+            torch.randn(rows, 576).bfloat16(),
+            torch.zeros(rows, 576).bfloat16(),
+            torch.ones(576).bfloat16(),
+        )
         wide, fused = torch.randn(rows, 3072).bfloat16(), torch.randn(rows, 15, 64).bfloat16()
         positions, table = torch.arange(rows), torch.randn(2048, 64)
         query, key, _ = fused.split([9, 3, 3], 1)
+        rotate = partial(get("rotary_embedding"), positions, query, key, table, False)
         cases = [
-            ("rms_norm 576", lambda: get("rms_norm")(x, weight, 1e-5), 2 * x.nbytes),  # noqa: B023
-            ("fused_add_rms_norm 576", lambda: get("fused_add_rms_norm")(x, residual, weight, 1e-5), 4 * x.nbytes),  # noqa: B023
-            ("silu_and_mul 1536", lambda: get("silu_and_mul")(wide), wide.nbytes * 3 // 2),  # noqa: B023
-            ("rotary 9+3 heads of 64", lambda: get("rotary_embedding")(positions, query, key, table, False), 2 * 12 * 128 * rows),  # noqa: B023
+            ("rms_norm 576", partial(get("rms_norm"), x, weight, 1e-5), 2 * x.nbytes),
+            ("fused_add_rms_norm 576", partial(get("fused_add_rms_norm"), x, residual, weight, 1e-5), 4 * x.nbytes),
+            ("silu_and_mul 1536", partial(get("silu_and_mul"), wide), wide.nbytes * 3 // 2),
+            ("rotary 9+3 heads of 64", rotate, 2 * 12 * 128 * rows),
         ]
         for name, run, size in cases:
             time = seconds(run, threads=backend.num_threads)
@@ -50,8 +56,9 @@ def main() -> None:
             for name, values in settings.items():
                 temperature, top_p, min_p = (torch.full((rows,), values[i]) for i in (0, 2, 3))
                 top_k = torch.full((rows,), values[1], dtype=torch.int64)
-                time = seconds(lambda: get("sample")(logits, temperature, top_k, top_p, min_p, uniform), threads=backend.num_threads, tries=5)  # noqa: B023
-                print(f"sample {name:20} vocabulary {vocab:6}, {rows:2} rows: {time * 1e6:8.1f} us, {time / rows * 1e6:7.1f} a row")
+                draw = partial(get("sample"), logits, temperature, top_k, top_p, min_p, uniform)
+                time = seconds(draw, threads=backend.num_threads, tries=5) * 1e6
+                print(f"sample {name:20} vocabulary {vocab:6}, {rows:2} rows: {time:8.1f} us, {time / rows:7.1f} a row")
 
 
 if __name__ == "__main__":

@@ -33,25 +33,29 @@ class HostEvent:
 
 
 class CpuBackend(Backend):
-    """`options`, for tests and comparisons: "kernels" ("native" or "torch"), "isa" (a name that `doctor` shows)."""
+    """`options`, for tests and comparisons: "kernels" ("native" or "torch"), "isa" (a name that `doctor` shows),
+    "torch_threads" (threads of torch's own operations beside the native kernels; 1)."""
 
     attention: AttentionBackend
     ops: OpTable
 
     def __init__(self, ctx: BackendContext) -> None:
         self.num_threads = ctx.num_threads or system.cpu_budget().threads
-        torch.set_num_threads(self.num_threads)
         wanted = ctx.options.get("kernels")
         module = None if wanted == "torch" else native.load()
         if wanted == "native" and module is None:
             raise DriverMissingError("the CPU plugin was installed without compiled kernels")
         self.set_device(ctx.index)
         if module is None:
+            torch.set_num_threads(self.num_threads)
             self.memory = CpuMemory()
             self.capabilities = torch_capabilities()
             self.attention = TorchAttention(self.capabilities)
             self.ops = TorchOps()
         else:
+            # After a parallel region torch's OpenMP threads spin for some milliseconds, on the processors that the
+            # kernels' own threads need next. What is left to torch here is small.
+            torch.set_num_threads(ctx.options.get("torch_threads", 1))
             kernels = module.Kernels(self.num_threads, ctx.options.get("isa", ""))
             self.memory = CpuMemory(kernels.advise_huge)
             self.capabilities = native_capabilities(kernels.isa)

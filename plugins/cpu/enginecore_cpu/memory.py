@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable
 
@@ -34,9 +35,7 @@ class CpuMemory(MemoryManager):
 
     def memory_info(self) -> MemoryInfo:
         limit = system.memory_limit()
-        return MemoryInfo(
-            total_bytes=limit.total, usable_bytes=limit.bytes, free_bytes=limit.free, source=limit.source
-        )
+        return MemoryInfo(total_bytes=limit.total, usable_bytes=limit.bytes, free_bytes=limit.free, source=limit.source)
 
     def process_used_bytes(self) -> int:
         used = _status_bytes("VmRSS")
@@ -55,11 +54,8 @@ class CpuMemory(MemoryManager):
 
     def reset_peak(self) -> None:
         # "5" resets the high-water mark of the resident set (Linux 4.0 and later); elsewhere the peak is for life.
-        try:
-            with open("/proc/self/clear_refs", "w") as file:
-                file.write("5")
-        except OSError:
-            pass
+        with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+            file.write("5")
 
     def empty_cache(self) -> None:
         """The C library gives freed pages back by itself, except what lies at the end of its arenas."""
@@ -75,8 +71,9 @@ class CpuMemory(MemoryManager):
             raise ValueError(f"allocate_kv needs at least one block and one layer, got {num_blocks} and {num_layers}")
         dtype = getattr(torch, layout.dtype)
         caches = [torch.empty(layout.shape_for(num_blocks), dtype=dtype) for _ in range(num_layers)]
-        for cache in caches if self._advise_huge is not None else ():
-            self._advise_huge(cache)
+        if self._advise_huge is not None:
+            for cache in caches:
+                self._advise_huge(cache)
         return caches
 
     def release_kv(self, caches: list[torch.Tensor]) -> None:
@@ -87,5 +84,3 @@ class CpuMemory(MemoryManager):
 
     def host_alloc_pinned(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype)
-
-

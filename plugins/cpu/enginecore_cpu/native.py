@@ -1,4 +1,4 @@
-"""The compiled kernels, when there are any: `load()` gives the module, `status()` says what there is without raising."""
+"""The compiled kernels, when there are any: `load()` gives the module, `status()` says what there is."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The op table over the native kernels; signatures and meanings are those of `enginecore.ops.schema`.
 
-Shapes: T tokens, E hidden size, F intermediate size, H and K heads, D head size, O outputs, I inputs, R rows, V vocabulary.
+Shapes: O outputs, I inputs; the rest as there.
 """
 
 from __future__ import annotations

@@ -25,7 +25,10 @@ if TYPE_CHECKING:
 #: A cache larger than this share of the machine would push out the page cache that the weights are read through.
 MEMORY_UTILIZATION = 0.4
 
-REINSTALL = "install a C++17 compiler (g++ or clang++) and Python's headers, then: pip install --force-reinstall enginecore-cpu"
+REINSTALL = (
+    "install a C++17 compiler (g++ or clang++) and Python's headers, "
+    "then: pip install --force-reinstall --no-deps enginecore-cpu"
+)
 
 
 @hookimpl
@@ -52,7 +55,12 @@ def enginecore_probe(ctx: ProbeContext) -> ProbeResult:
         )
     kernels, why = native.status()
     budget = system.cpu_budget()
-    details = {"isa": list(system.isa_flags()), "threads": budget.threads, "kernels": kernels, "model": system.cpu_model()}
+    details = {
+        "isa": list(system.isa_flags()),
+        "threads": budget.threads,
+        "kernels": kernels,
+        "model": system.cpu_model(),
+    }
     reason = f"{system.cpu_model()}, {budget.threads} threads ({budget.source}), kernels: {kernels}"
     if why:
         return ProbeResult(status=ProbeStatus.AVAILABLE, reason=f"{reason} ({why})", fix=REINSTALL, details=details)
@@ -88,10 +96,16 @@ def enginecore_doctor(ctx: DoctorContext) -> list[DoctorFinding]:
             detail=why or f"compiled, using {kernels}",
             fix=REINSTALL if why else "",
         ),
-        DoctorFinding(name="C++ compiler", ok=compiler is not None, detail=compiler or "none found in PATH",
-                      fix="" if compiler else "install g++ or clang++"),  # fmt: skip
+        DoctorFinding(
+            name="C++ compiler",
+            ok=compiler is not None,
+            detail=compiler or "none found in PATH",
+            fix="" if compiler else "install g++ or clang++",
+        ),
         DoctorFinding(name="instruction sets", ok=True, detail=", ".join(system.isa_flags()) or "baseline only"),
-        DoctorFinding(name="threads", ok=True, detail=f"{budget.threads} ({budget.source}; {budget.host} in the machine)"),
+        DoctorFinding(
+            name="threads", ok=True, detail=f"{budget.threads} ({budget.source}; {budget.host} in the machine)"
+        ),
         DoctorFinding(name="memory limit", ok=True, detail=f"{limit.bytes / 2**30:.1f} GiB ({limit.source})"),
     ]
 

@@ -150,7 +150,9 @@ def _cgroup_memory() -> tuple[int, int, str] | None:
     """(limit, used, source) of the tightest memory cgroup; page cache that can be dropped does not count as used."""
     tightest = None
     for version, place in _cgroup_dirs("memory"):
-        names = ("memory.max", "memory.current") if version == "v2" else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        names = (
+            ("memory.max", "memory.current") if version == "v2" else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+        )
         limit, used = _read_int(place / names[0]), _read_int(place / names[1])
         if limit is None or used is None or limit >= _UNLIMITED:
             continue

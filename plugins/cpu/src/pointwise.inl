@@ -81,10 +81,11 @@ EC_INLINE vf vtanh(vf x) {
   return vset(1.0f) - vset(2.0f) / (vexp(bounded + bounded) + vset(1.0f));
 }
 
-EC_INLINE vf activate(vf x, Activation kind) {
+template <class T> EC_INLINE vf activate(vf x, Activation kind) {
   if (kind == Activation::kSilu) {
     // exp(-x) overflows below -88, where the result is -0 in any case.
-    return x / (vset(1.0f) + vexp(vset(0.0f) - vmax(x, vset(-87.0f))));
+    const vf e = vexp2<sizeof(T) == 4>(vmax(vset(-87.0f), x) * vset(-1.44269504088896341f));
+    return x * reciprocal(vset(1.0f) + e);
   }
   if (kind == Activation::kGeluTanh) {
     const vf inner = vset(0.7978845608028654f) * fma(vset(0.044715f) * x * x, x, x);
@@ -102,7 +103,7 @@ template <class T> void gate_rows(const GateArgs& a, int64_t t0, int64_t t1, int
     T* out = reinterpret_cast<T*>(a.out) + t * a.F;
     for (int64_t f = f0; f < f1; f += kLanes) {
       const int n = f1 - f < kLanes ? int(f1 - f) : kLanes;
-      vstore_n(out + f, activate(vload_n(x + f, n), a.kind) * vload_n(x + a.F + f, n), n);
+      vstore_n(out + f, activate<T>(vload_n(x + f, n), a.kind) * vload_n(x + a.F + f, n), n);
     }
   }
 }

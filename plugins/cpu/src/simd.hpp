@@ -169,7 +169,7 @@ EC_INLINE vf vexp(vf x) {
   return scale_by_power(p, n);
 }
 
-// 2^x for x <= 0 (and -inf: 0; 0: exactly 1), good to 1e-7, or with `fine` false to 3e-6, which is enough for a value
+// 2^x for x below 128 (-inf: 0; 0: exactly 1), good to 1e-7, or with `fine` false to 3e-6, which is enough for a value
 // that is rounded to bfloat16.
 template <bool fine> EC_INLINE vf vexp2(vf x) {
   x = vmax(vset(-151.0f), x);
@@ -188,6 +188,16 @@ template <bool fine> EC_INLINE vf vexp2(vf x) {
     p = fma(p, r, vset(6.931241924e-1f));
   }
   return scale_by_power(fma(p, r, vset(1.0f)), n);
+}
+
+// 1 / x for a normal x, to about one unit in the last place.
+EC_INLINE vf reciprocal(vf x) {
+#if defined(__AVX512F__)
+  const vf r{{(fpart)_mm512_rcp14_ps((__m512)x.p[0])}};
+  return fma(r, fma(vset(0.0f) - x, r, vset(1.0f)), r);
+#else
+  return vset(1.0f) / x;
+#endif
 }
 
 // bfloat16 pairs in one 32-bit lane: element 0 in the low half.

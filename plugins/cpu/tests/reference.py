@@ -35,7 +35,7 @@ class Built:
 
 
 def build(backend, case: Case) -> Built:
-    """Fill a NaN-poisoned cache through the backend, in two writes (cached tokens, then the step's), tables shuffled."""
+    """Fill a NaN-poisoned cache through the backend, cached tokens first, then the step's; tables shuffled."""
     gen = torch.Generator().manual_seed(case.seed)
     dtype = getattr(torch, case.dtype)
     block, kv_heads, size = case.block_size, case.num_kv_heads, case.head_size
@@ -56,8 +56,8 @@ def build(backend, case: Case) -> Built:
         slots = [blocks[p // block] * block + p % block for p in range(cached + new)]
         old_slots += slots[:cached]
         new_slots += slots[cached:]
-    old_k = torch.cat([k[: c] for k, (c, _) in zip(keys, case.sequences, strict=True)])
-    old_v = torch.cat([v[: c] for v, (c, _) in zip(values, case.sequences, strict=True)])
+    old_k = torch.cat([k[:c] for k, (c, _) in zip(keys, case.sequences, strict=True)])
+    old_v = torch.cat([v[:c] for v, (c, _) in zip(values, case.sequences, strict=True)])
     new_k = torch.cat([k[c:] for k, (c, _) in zip(keys, case.sequences, strict=True)])
     new_v = torch.cat([v[c:] for v, (c, _) in zip(values, case.sequences, strict=True)])
     tokens = len(new_slots) + case.padding

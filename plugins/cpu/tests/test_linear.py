@@ -37,7 +37,7 @@ def test_a_row_does_not_depend_on_its_batch(native_backend, dtype):
     weight, x = torch.randn(210, 577).to(dtype), torch.randn(700, 577).to(dtype)
     packed = pack(native_backend, weight, torch.randn(210))
     whole = packed(x)
-    for rows in list(range(1, 34)) + [48, 64, 70, 300]:
+    for rows in [*range(1, 34), 48, 64, 70, 300]:
         assert torch.equal(packed(x[5 : 5 + rows]), whole[5 : 5 + rows])
 
 

@@ -84,7 +84,9 @@ def test_a_row_does_not_depend_on_its_batch(native_backend):
     uniform = torch.rand(20, dtype=torch.float64)
     columns = [[0.9] * 20, [30] * 20, [0.9] * 20, [0.01] * 20]
     together = run(native_backend, logits, *columns, uniform)
-    alone = [run(native_backend, logits[i : i + 1], *[c[:1] for c in columns], uniform[i : i + 1])[0] for i in range(20)]
+    alone = [
+        run(native_backend, logits[i : i + 1], *[c[:1] for c in columns], uniform[i : i + 1])[0] for i in range(20)
+    ]
     assert together == alone
 
 
@@ -92,6 +94,14 @@ def test_frequencies(native_backend):
     probs = torch.tensor([0.5, 0.2, 0.2, 0.1])
     rows = 4000
     uniform = (torch.arange(rows, dtype=torch.float64) + 0.5) / rows
-    ids = run(native_backend, probs.log().expand(rows, 4).contiguous(), [1.0] * rows, [0] * rows, [1.0] * rows, [0.0] * rows, uniform)
+    ids = run(
+        native_backend,
+        probs.log().expand(rows, 4).contiguous(),
+        [1.0] * rows,
+        [0] * rows,
+        [1.0] * rows,
+        [0.0] * rows,
+        uniform,
+    )
     counts = np.bincount(ids, minlength=4) / rows
     np.testing.assert_allclose(counts, probs.numpy(), atol=1e-3)
