@@ -121,7 +121,6 @@ async def test_one_life(start: Start) -> None:
     receiver = asyncio.create_task(client.recv())
     assert await asyncio.wait_for(client.call("reset_prefix_cache"), PATIENCE) > 0
     assert await asyncio.wait_for(client.call("reset_prefix_cache"), PATIENCE) == 0
-    assert await asyncio.wait_for(client.call("shutdown"), PATIENCE) is None and client.alive, "not a callable method"
     receiver.cancel()
 
 
@@ -268,3 +267,14 @@ def test_the_engine_dies_with_its_parent(config_only: str) -> None:
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the engine outlives its parent"
         time.sleep(0.02)
+
+
+async def test_a_wrong_call_is_its_callers_error_and_the_engine_goes_on(start: Start) -> None:
+    client = await start()
+    for method, values in (("shutdown", ()), ("stats", (1, 2))):
+        call = asyncio.create_task(client.call(method, *values))
+        receiver = asyncio.create_task(client.recv())
+        with pytest.raises(EngineCoreError, match=method):
+            await asyncio.wait_for(call, PATIENCE)
+        receiver.cancel()
+    assert client.alive

@@ -1,7 +1,7 @@
 """What goes over the socket pair between the frontend and the engine process: one type byte, then msgpack.
 
-to the engine     A EngineRequest      X [request ids]     C (call id, method, [arguments])     Q (stop)
-to the frontend   R ReadyInfo          F Failure           O StepOutputs                        V (call id, value)
+to the engine     A EngineRequest    X [request ids]   C (call id, method, [arguments])    Q (stop)
+to the frontend   R ReadyInfo        F Failure         O StepOutputs     V (call id, value, error)
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Failure(msgspec.Struct):
     fix: str | None = None
     exit_code: int = 1
     traceback: str = ""
+    param: str | None = None
+    reasons: tuple[str, ...] = ()
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -36,4 +38,4 @@ decode_call = msgspec.msgpack.Decoder(tuple[int, str, list[Any]]).decode
 decode_ready = msgspec.msgpack.Decoder(ReadyInfo).decode
 decode_failure = msgspec.msgpack.Decoder(Failure).decode
 decode_outputs = msgspec.msgpack.Decoder(StepOutputs).decode
-decode_value = msgspec.msgpack.Decoder(tuple[int, Any]).decode
+decode_value = msgspec.msgpack.Decoder(tuple[int, Any, str | None]).decode

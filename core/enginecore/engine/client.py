@@ -32,10 +32,14 @@ def _as_error(failure: channel.Failure) -> EngineCoreError:
     """The engine's error again, as the class it was raised as."""
     kind = getattr(errors, failure.kind, None)
     if isinstance(kind, type) and issubclass(kind, EngineCoreError):
-        error = kind(failure.message, fix=failure.fix) if kind is not errors.QueueFullError else kind(failure.message)
+        error = kind(failure.message) if kind is errors.QueueFullError else kind(failure.message, fix=failure.fix)
     else:
         error = EngineCoreError(failure.message, fix=failure.fix)
     error.exit_code = failure.exit_code
+    if isinstance(error, errors.ParameterError):
+        error.param = failure.param
+    if isinstance(error, errors.UnsupportedError):
+        error.reasons = failure.reasons
     return error
 
 
@@ -120,15 +124,21 @@ class ProcessClient:
             if kind == channel.OUTPUTS:
                 return channel.decode_outputs(body)
             if kind == channel.VALUE:
-                call_id, value = channel.decode_value(body)
-                waiter = self._calls.pop(call_id, None)
-                if waiter is not None and not waiter.done():
-                    waiter.set_result(value)
+                self._answer(*channel.decode_value(body))
             elif kind == channel.FAILURE:
                 failure = channel.decode_failure(body)
                 dead = EngineDeadError(f"the engine has failed: {failure.message}")
                 self._die(dead)
                 raise dead
+
+    def _answer(self, call_id: int, value: Any, problem: str | None) -> None:
+        waiter = self._calls.pop(call_id, None)
+        if waiter is None or waiter.done():
+            return
+        if problem is None:
+            waiter.set_result(value)
+        else:
+            waiter.set_exception(EngineCoreError(problem))
 
     def _die(self, error: EngineCoreError) -> None:
         self._failure = error

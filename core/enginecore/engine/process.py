@@ -7,6 +7,7 @@ doing.
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import os
 import signal
@@ -19,6 +20,7 @@ import zmq
 
 from enginecore.engine import channel
 from enginecore.errors import EngineCoreError
+from enginecore.request import StepOutputs
 
 logger = logging.getLogger("enginecore.engine")
 
@@ -66,15 +68,24 @@ class EngineProcess:
             self._engine.add(channel.decode_request(body))
         elif kind == channel.ABORT:
             if self._engine.abort(channel.decode_ids(body)) and not self._engine.has_work():
-                from enginecore.request import StepOutputs
-
                 self._send(channel.OUTPUTS, StepOutputs([], self._engine.stats()))
         elif kind == channel.CALL:
-            call_id, method, arguments = channel.decode_call(body)
-            value = getattr(self._engine, method)(*arguments) if method in CALLABLE else None
-            self._send(channel.VALUE, (call_id, value))
+            self._call(*channel.decode_call(body))
         elif kind == channel.QUIT:
             self._quit = True
+
+    def _call(self, call_id: int, method: str, arguments: list[Any]) -> None:
+        """A call with a wrong name or wrong arguments is its caller's error and nobody else's."""
+        if method not in CALLABLE:
+            self._send(channel.VALUE, (call_id, None, f"the engine has no method {method!r} to call"))
+            return
+        function = getattr(self._engine, method)
+        try:
+            inspect.signature(function).bind(*arguments)
+        except TypeError as error:
+            self._send(channel.VALUE, (call_id, None, f"{method}: {error}"))
+            return
+        self._send(channel.VALUE, (call_id, function(*arguments), None))
 
     def _send(self, kind: bytes, body: Any) -> None:
         self._outbox.send_multipart([kind, channel.encode(body)])
@@ -83,7 +94,10 @@ class EngineProcess:
 def _failure(error: BaseException) -> channel.Failure:
     trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     if isinstance(error, EngineCoreError):
-        return channel.Failure(type(error).__name__, error.message, error.fix, error.exit_code, trace)
+        failure = channel.Failure(type(error).__name__, error.message, error.fix, error.exit_code, trace)
+        failure.param = getattr(error, "param", None)
+        failure.reasons = getattr(error, "reasons", ())
+        return failure
     return channel.Failure(type(error).__name__, f"{type(error).__name__}: {error}", None, 1, trace)
 
 
