@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -66,7 +68,7 @@ def test_peak_memory_of_safetensors_stays_near_the_model(how: str, tmp_path: Pat
     import transformers
 
     config = transformers.LlamaConfig(
-        vocab_size=8000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=8, num_attention_heads=16,
+        vocab_size=8000, hidden_size=1024, intermediate_size=2816, num_hidden_layers=4, num_attention_heads=16,
         num_key_value_heads=4, tie_word_embeddings=False, architectures=["LlamaForCausalLM"],
     )  # fmt: skip
     config.save_pretrained(tmp_path)
@@ -133,3 +135,34 @@ def test_weights_kept_in_float32_stay_so(tmp_path: Path, monkeypatch: pytest.Mon
 def test_tiny_models_of_one_seed_are_equal() -> None:
     first, second = make_tiny("llama").state_dict(), make_tiny("llama").state_dict()
     assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+_REMOTE = """
+import sys
+from enginecore.models.loader import load_model
+from enginecore.models.store import resolve_model
+sys.path.insert(0, sys.argv[1])
+from tests.models.torch_backend import TorchBackend
+files = resolve_model(sys.argv[2], trust_remote_code=True)
+model = load_model(files, backend=TorchBackend(), dtype="float32")
+print(model.shape.model_class, model.fused)
+"""
+
+
+def test_a_model_with_code_of_its_own_runs_unfused_once_trusted(tmp_path: Path) -> None:
+    folder = tmp_path / "own"
+    write_tiny(folder, "llama")
+    (folder / "modeling_own.py").write_text(
+        "from transformers import LlamaConfig, LlamaForCausalLM\n"
+        "class OwnConfig(LlamaConfig):\n    model_type = 'own-thing'\n"
+        "class OwnForCausalLM(LlamaForCausalLM):\n    config_class = OwnConfig\n"
+    )
+    config = json.loads((folder / "config.json").read_text())
+    names = {"AutoConfig": "modeling_own.OwnConfig", "AutoModelForCausalLM": "modeling_own.OwnForCausalLM"}
+    config |= {"model_type": "own-thing", "architectures": ["OwnForCausalLM"], "auto_map": names}
+    (folder / "config.json").write_text(json.dumps(config))
+    command = [sys.executable, "-c", _REMOTE, str(ROOT), str(folder)]
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hub")}  # the library copies the code there
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["OwnForCausalLM", "False"]
