@@ -22,7 +22,7 @@ PIP_ARGS ?=
 # Core and every plugin that is in the tree, all in one pip command, so that they find each other here and not in an index.
 PLUGINS  := $(sort $(patsubst %/pyproject.toml,%,$(wildcard plugins/*/pyproject.toml)))
 # What the environment is made from; a change to any of it refreshes the environment.
-NATIVE   := $(shell find plugins -not -path '*/build/*' \( -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.cmake' \
+NATIVE   := $(shell find plugins -not -path '*/build/*' \( -name '*.cpp' -o -name '*.h' -o -name '*.hpp' -o -name '*.inl' -o -name '*.cmake' \
               -o -name CMakeLists.txt \) 2>/dev/null)
 INPUTS   := Makefile pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml) $(NATIVE)
 
@@ -61,7 +61,7 @@ bench: $(STAMP)
 	$(BIN)/enginecore bench throughput $(MODEL) --device $(DEVICE) $(ARGS)
 
 conformance: $(STAMP)
-	$(BIN)/enginecore conformance --device $(if $(filter auto,$(DEVICE)),cpu,$(DEVICE)) $(ARGS)
+	$(BIN)/enginecore conformance --device $(DEVICE) $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python tools/write_cli_docs.py
