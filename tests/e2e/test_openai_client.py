@@ -1,123 +1,177 @@
-"""OpenAI's own Python client against a real server with the real model."""
+"""The official `openai` client drives the server: what it parses into its types is the contract that users rely on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
+import asyncio
+import time
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import openai
 import pytest
-from openai.types.chat import ChatCompletionMessageParam
+from openai import AsyncOpenAI, OpenAI
 
-from tests.serving import MODEL_NAME, SMALL, ServerProcess
+from tests.e2e.conftest import KEY
+from tests.serving import MODEL_NAME, ServerProcess
 
-KEY = "secret"
-MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "What is the capital of France?"}]
+HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
+GREEDY: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0, "extra_body": {"ignore_eos": True}}
+LONG: dict[str, Any] = {**GREEDY, "max_tokens": 900}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    log = tmp_path_factory.mktemp("openai") / "server.log"
-    with ServerProcess(*SMALL, "--api-key", KEY, log=log) as server:
-        yield server
-
-
-@pytest.fixture
-def client(server: ServerProcess) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0, timeout=60) as client:
+def client(sim_server: ServerProcess) -> Iterator[OpenAI]:
+    with OpenAI(base_url=f"{sim_server.url}/v1", api_key=KEY, max_retries=0, timeout=60) as client:
         yield client
 
 
-def test_chat_and_its_stream(client: openai.OpenAI) -> None:
-    plain = client.chat.completions.create(
-        model=MODEL_NAME, messages=MESSAGES, temperature=0, max_completion_tokens=24, logprobs=True, top_logprobs=3
-    )
-    choice = plain.choices[0]
-    assert choice.message.role == "assistant" and "Paris" in (choice.message.content or "")
-    assert (
-        plain.usage is not None
-        and plain.usage.total_tokens == plain.usage.prompt_tokens + plain.usage.completion_tokens
-    )
-    assert choice.logprobs is not None and choice.logprobs.content is not None
-    assert len(choice.logprobs.content) == plain.usage.completion_tokens
-    shown = b"".join(bytes(entry.bytes or []) for entry in choice.logprobs.content)
-    assert shown.decode() == choice.message.content
-
-    text, finish, usage = "", None, None
-    with client.chat.completions.create(
-        model=MODEL_NAME, messages=MESSAGES, temperature=0, max_completion_tokens=24, stream=True,
-        stream_options={"include_usage": True},
-    ) as stream:  # fmt: skip
-        for chunk in stream:
-            usage = chunk.usage or usage
-            for part in chunk.choices:
-                text += part.delta.content or ""
-                finish = part.finish_reason or finish
-    assert (text, finish) == (choice.message.content, choice.finish_reason)
-    assert usage is not None and usage.completion_tokens == plain.usage.completion_tokens
-    assert usage.prompt_tokens_details is not None and (usage.prompt_tokens_details.cached_tokens or 0) > 0
+@pytest.fixture
+async def async_client(sim_server: ServerProcess) -> AsyncIterator[AsyncOpenAI]:
+    async with AsyncOpenAI(base_url=f"{sim_server.url}/v1", api_key=KEY, max_retries=0, timeout=60) as client:
+        yield client
 
 
-def test_completions(client: openai.OpenAI) -> None:
-    answer = client.completions.create(
-        model=MODEL_NAME, prompt=["The sky is", "Water is"], n=2, max_tokens=5, temperature=0, echo=True, logprobs=1
-    )
-    assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
-    assert answer.choices[0].text == answer.choices[1].text and answer.choices[0].text.startswith("The sky is")
-    logprobs = answer.choices[2].logprobs
-    assert logprobs is not None and "".join(logprobs.tokens or []) == answer.choices[2].text
-    stream = client.completions.create(model=MODEL_NAME, prompt="Water is", max_tokens=5, temperature=0, stream=True)
-    assert "Water is" + "".join(chunk.choices[0].text for chunk in stream) == answer.choices[2].text
+def wait_idle(server: ServerProcess) -> None:
+    """Until nothing runs: what was given up has left the engine."""
+    deadline = time.monotonic() + 30
+    while server.metrics()["enginecore:num_requests_running"]:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
 
-def test_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == [MODEL_NAME]
+def test_models(client: OpenAI) -> None:
+    (model,) = client.models.list().data
+    assert (model.id, model.object) == (MODEL_NAME, "model") and model.created > 0
     assert client.models.retrieve(MODEL_NAME).id == MODEL_NAME
+    with pytest.raises(openai.NotFoundError):
+        client.models.retrieve("other")
 
 
-def test_errors(client: openai.OpenAI, server: ServerProcess) -> None:
-    with pytest.raises(openai.BadRequestError) as bad:
-        client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, temperature=-1)
-    assert bad.value.param == "temperature" and bad.value.type == "invalid_request_error"
-    with pytest.raises(openai.BadRequestError) as long:
-        client.completions.create(model=MODEL_NAME, prompt="word " * 3000)
-    assert long.value.code == "context_length_exceeded"
-    with pytest.raises(openai.NotFoundError) as unknown:
-        client.chat.completions.create(model="gpt-5", messages=MESSAGES)
-    assert unknown.value.code == "model_not_found"
+def test_chat_plain_and_streamed(client: OpenAI) -> None:
+    options: dict[str, Any] = {**GREEDY, "messages": HELLO, "max_tokens": 12, "logprobs": True, "top_logprobs": 3}
+    plain = client.chat.completions.create(**options)
+    assert plain.object == "chat.completion" and plain.model == MODEL_NAME and plain.usage is not None
+    assert plain.choices[0].message.role == "assistant" and plain.choices[0].finish_reason == "length"
+    assert plain.usage.completion_tokens == 12 and plain.usage.prompt_tokens_details is not None
+    text, entries, finishes, usages = "", list[Any](), list[str](), list[Any]()
+    for chunk in client.chat.completions.create(**options, stream=True, stream_options={"include_usage": True}):
+        usages += [chunk.usage] if chunk.usage else []
+        for choice in chunk.choices:
+            text += choice.delta.content or ""
+            entries += (choice.logprobs.content or []) if choice.logprobs else []
+            finishes += [choice.finish_reason] if choice.finish_reason else []
+    assert text == plain.choices[0].message.content and finishes == ["length"]
+    (usage,) = usages
+    assert (usage.prompt_tokens, usage.completion_tokens) == (plain.usage.prompt_tokens, 12)
+    assert plain.choices[0].logprobs is not None and entries == plain.choices[0].logprobs.content
+    assert all(len(entry.top_logprobs) == 3 and entry.logprob <= 0 for entry in entries)
+
+
+def test_the_clients_own_stream_helper(client: OpenAI) -> None:
+    """It puts a stream together by itself, and raises where events contradict one another."""
+    ending = {"logit_bias": {"2": 100}, "extra_body": {"min_tokens": 6}}  # token 2 ends the text
+    options: dict[str, Any] = {**GREEDY, "messages": HELLO, "max_tokens": 20, "n": 2, **ending}
+    with client.chat.completions.stream(**options) as stream:
+        kinds = {event.type for event in stream}
+        whole = stream.get_final_completion()
+    assert kinds >= {"chunk", "content.delta", "content.done"}
+    plain = client.chat.completions.create(**options)
+    assert [choice.finish_reason for choice in whole.choices] == ["stop"] * 2
+    assert [c.message.content for c in whole.choices] == [c.message.content for c in plain.choices]
+
+
+def test_completions(client: OpenAI) -> None:
+    options: dict[str, Any] = {**GREEDY, "prompt": ["one", "two"], "max_tokens": 5, "n": 2, "logprobs": 2}
+    plain = client.completions.create(**options)
+    assert [choice.index for choice in plain.choices] == [0, 1, 2, 3]
+    assert plain.usage is not None and plain.usage.completion_tokens == 20
+    texts = [""] * 4
+    for chunk in client.completions.create(**options, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts == [choice.text for choice in plain.choices]
+    first = plain.choices[0].logprobs
+    assert first is not None and first.tokens is not None and "".join(first.tokens) == texts[0]
+    echoed = client.completions.create(**{**options, "prompt": [5, 6, 7], "n": 1, "max_tokens": 0}, echo=True)
+    assert echoed.choices[0].logprobs is not None and echoed.choices[0].logprobs.token_logprobs is not None
+    assert echoed.choices[0].logprobs.token_logprobs[0] is None
+
+
+def test_stop(client: OpenAI) -> None:
+    whole = client.completions.create(**GREEDY, prompt="one", max_tokens=12).choices[0].text
+    stop = whole[5:8]
+    choice = client.completions.create(**GREEDY, prompt="one", max_tokens=12, stop=[stop, "never"]).choices[0]
+    assert (choice.text, choice.finish_reason) == (whole.split(stop)[0], "stop")
+    extra = choice.model_extra
+    assert extra is not None and extra["stop_reason"] == stop
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_errors_are_typed_and_name_the_field(client: OpenAI, stream: bool) -> None:
+    cases: tuple[tuple[dict[str, Any], type[openai.APIStatusError], str, str], ...] = (
+        ({"temperature": 3e6}, openai.BadRequestError, "temperature", "invalid_value"),
+        ({"max_tokens": 10**6}, openai.BadRequestError, "max_tokens", "context_length_exceeded"),
+        ({"stop": ""}, openai.BadRequestError, "stop", "invalid_value"),
+        ({"messages": [{"role": "x", "content": "y"}]}, openai.BadRequestError, "messages[0].role", "invalid_value"),
+        ({"model": "other"}, openai.NotFoundError, "model", "model_not_found"),
+        ({"audio": {"format": "wav", "voice": "x"}}, openai.BadRequestError, "audio", "unsupported_parameter"),
+    )
+    for fields, kind, param, code in cases:
+        with pytest.raises(kind) as caught:
+            client.chat.completions.create(**{"model": MODEL_NAME, "messages": HELLO, **fields}, stream=stream)
+        error = caught.value
+        assert (error.param, error.code) == (param, code), error
+        assert error.request_id and error.body and error.type in ("invalid_request_error", "not_found_error")
+
+
+def test_request_ids(client: OpenAI) -> None:
+    answer = client.completions.with_raw_response.create(
+        **GREEDY, prompt="x", max_tokens=1, extra_headers={"X-Request-Id": "mine-1"}
+    )
+    assert answer.headers["x-request-id"] == "mine-1" and answer.parse().id == "cmpl-mine-1"
+
+
+def test_a_timeout_and_a_hang_up_free_the_engine(client: OpenAI, sim_server: ServerProcess) -> None:
+    with pytest.raises(openai.APITimeoutError):
+        client.with_options(timeout=0.5).completions.create(**LONG, prompt="one")
+    wait_idle(sim_server)
+    with client.chat.completions.create(**LONG, messages=HELLO, stream=True) as stream:
+        for count, _ in enumerate(stream):
+            if count == 5:
+                break
+    wait_idle(sim_server)
+    assert sim_server.metrics()["enginecore:kv_cache_usage_perc"] == 0
+    assert client.completions.create(**GREEDY, prompt="one", max_tokens=2).choices[0].text
+
+
+async def test_async_client(async_client: AsyncOpenAI, sim_server: ServerProcess) -> None:
+    async def plain(index: int) -> str:
+        answer = await async_client.completions.create(**GREEDY, prompt=[5 + index, 6], max_tokens=8)
+        text: str = answer.choices[0].text
+        return text
+
+    async def streamed(index: int) -> str:
+        stream = await async_client.completions.create(**GREEDY, prompt=[5 + index, 6], max_tokens=8, stream=True)
+        return "".join([chunk.choices[0].text async for chunk in stream])
+
+    texts = await asyncio.gather(*(call(index) for call in (plain, streamed) for index in range(6)))
+    assert texts[:6] == texts[6:] and len(set(texts)) == 6
     with pytest.raises(openai.BadRequestError):
-        client.chat.completions.create(model=MODEL_NAME, messages=MESSAGES, max_tokens=10**6, stream=True)
-    stranger = openai.OpenAI(base_url=server.url + "/v1", api_key="wrong", max_retries=0)
-    with stranger, pytest.raises(openai.AuthenticationError):
-        stranger.models.list()
+        await async_client.chat.completions.create(model=MODEL_NAME, messages=[])
+    task = asyncio.create_task(async_client.completions.create(**LONG, prompt="one"))
+    stream = await async_client.chat.completions.create(**LONG, messages=HELLO, stream=True)
+    async for _ in stream:
+        task.cancel()
+        break
+    await stream.close()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.to_thread(wait_idle, sim_server)
 
 
-async def test_async_client_many_at_once_and_hanging_up(server: ServerProcess) -> None:
-    import asyncio
-
-    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0, timeout=60) as client:
-
-        async def one(index: int) -> str:
-            text = ""
-            stream = await client.completions.create(
-                model=MODEL_NAME, prompt=f"Number {index} is", max_tokens=12, temperature=0, stream=True
-            )
-            async for chunk in stream:
-                text += chunk.choices[0].text
-                if index % 3 == 0:
-                    await stream.close()
-                    break
-            return text
-
-        together = await asyncio.gather(*(one(i) for i in range(12)))
-        alone = [await one(i) for i in (1, 2, 4)]
-    assert alone == [together[i] for i in (1, 2, 4)]
-    for _ in range(200):
-        if server.metrics()["enginecore:num_requests_running"] == 0:
-            break
-        await asyncio.sleep(0.05)
-    assert server.metrics()["enginecore:num_requests_running"] == 0
-
-
-def test_log_has_no_traceback(server: ServerProcess, tmp_path: Path) -> None:
-    assert "Traceback" not in server.log.read_text()
+def test_keys(sim_server: ServerProcess) -> None:
+    """The client's key is the bearer token that the server asks for."""
+    with OpenAI(base_url=f"{sim_server.url}/v1", api_key="wrong", max_retries=0) as stranger:
+        with pytest.raises(openai.AuthenticationError) as caught:
+            stranger.models.list()
+        assert caught.value.code == "invalid_api_key"

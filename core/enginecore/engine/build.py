@@ -13,8 +13,15 @@ from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.device import Backend, KVCacheSpec, ModelSpec
 from enginecore.device.select import SelectedDevice, create_backend, select_device
 from enginecore.engine.engine import Engine
-from enginecore.engine.resolve import Choices, Settings, fit_blocks, resolve_max_model_len, resolve_settings
-from enginecore.errors import KVCacheTooSmall, UnsupportedError
+from enginecore.engine.resolve import (
+    Choices,
+    Settings,
+    fit_blocks,
+    model_size,
+    resolve_max_model_len,
+    resolve_settings,
+)
+from enginecore.errors import KVCacheTooSmall, ModelError, UnsupportedError
 from enginecore.models.inspect import ModelShape, inspect_model
 from enginecore.models.loader import load_model
 from enginecore.models.store import ModelFiles, resolve_model
@@ -85,13 +92,16 @@ def _load_runtime(site: _Site) -> tuple[StepModel, EngineConfig, dict[str, int],
     """A backend that runs whole models keeps its own cache; block bytes are notional, so blocks come from the args."""
     config, runtime = site.files.config, site.backend.runtime
     assert runtime is not None
-    max_positions = int(config.get("max_position_embeddings") or 2**20)
+    vocab_size = model_size(config, "vocab_size")
+    if not vocab_size:
+        raise ModelError(f"the config.json of {site.files.name} has no vocab_size")
+    max_positions = model_size(config, "max_position_embeddings") or 2**20
     max_model_len = resolve_max_model_len(site.args, max_positions, site.choices)
     enough = -(-max_model_len // site.args.block_size) * site.settings.max_num_seqs
     num_blocks, max_model_len = fit_blocks(
         site.args, max_model_len, 1, enough, site.settings.max_num_seqs, site.choices
     )
-    resolved = _engine_config(site, int(config["vocab_size"]), max_model_len, num_blocks)
+    resolved = _engine_config(site, vocab_size, max_model_len, num_blocks)
     spec = ModelSpec(
         name=site.files.name,
         config=config,
@@ -177,7 +187,7 @@ def _ledger(site: _Site, shape: ModelShape, before: int, weight_bytes: int) -> d
     """
     info, settings = site.backend.memory.memory_info(), site.settings
     itemsize = 4 if settings.dtype == "float32" else 2
-    width = 8 * shape.hidden_size + 4 * int(site.files.config.get("intermediate_size") or 4 * shape.hidden_size)
+    width = 8 * shape.hidden_size + 4 * (model_size(site.files.config, "intermediate_size") or 4 * shape.hidden_size)
     activations = settings.max_num_batched_tokens * width * itemsize + settings.max_num_seqs * shape.vocab_size * 8
     budget = int(settings.memory_utilization * info.usable_bytes)
     base = min(before, budget)

@@ -8,7 +8,7 @@ from typing import Any
 from enginecore.config import EngineArgs
 from enginecore.device import ConfigContext
 from enginecore.device.select import SelectedDevice, config_defaults
-from enginecore.errors import KVCacheTooSmall, ParameterError
+from enginecore.errors import KVCacheTooSmall, ModelError, ParameterError
 
 DEFAULTS: dict[str, Any] = {
     "max_num_batched_tokens": 2048,
@@ -37,6 +37,16 @@ class Settings:
     memory_utilization: float
 
 
+def model_size(model_config: dict[str, Any], name: str) -> int:
+    """A size in a model's config.json: 0 where it is not given, the largest where each layer has its own. Raises
+    ModelError."""
+    value = model_config.get(name)
+    sizes = value if isinstance(value, list) else [0 if value is None else value]
+    if not all(type(size) is int and size >= 0 for size in sizes):
+        raise ModelError(f"the config.json of the model cannot be used: {name} is {value!r}")
+    return max(sizes, default=0)
+
+
 def resolve_settings(
     args: EngineArgs, selected: SelectedDevice, model_config: dict[str, Any], dtypes: frozenset[str], choices: Choices
 ) -> Settings:
@@ -46,8 +56,8 @@ def resolve_settings(
     context = ConfigContext(
         device=selected.device,
         model_type=str(model_config.get("model_type", "")),
-        hidden_size=int(model_config.get("hidden_size") or 0),
-        num_layers=int(model_config.get("num_hidden_layers") or 0),
+        hidden_size=model_size(model_config, "hidden_size"),
+        num_layers=model_size(model_config, "num_hidden_layers"),
         unset=unset,
     )
     preferred = config_defaults(selected, context) if unset else {}

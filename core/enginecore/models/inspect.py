@@ -137,7 +137,7 @@ def default_dtype(config: dict[str, Any]) -> str | None:
 
 def make_config(files: ModelFiles) -> PreTrainedConfig:
     """transformers' config object for a model's config.json."""
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig, __version__
 
     values = dict(files.config)
     model_type = values.pop("model_type", None)
@@ -146,6 +146,11 @@ def make_config(files: ModelFiles) -> PreTrainedConfig:
             return AutoConfig.from_pretrained(files.path, trust_remote_code=True)
         if not isinstance(model_type, str):
             raise ModelError(f"the config.json of {files.path} names no model_type")
+        if model_type not in CONFIG_MAPPING:
+            raise ModelError(
+                f"{files.path}: transformers {__version__} does not know the model type {model_type[:64]!r}",
+                fix="upgrade transformers, or pass --trust-remote-code when the model brings code that you trust",
+            )
         return AutoConfig.for_model(model_type, **values)
     except ModelError:
         raise
