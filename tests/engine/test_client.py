@@ -278,3 +278,25 @@ async def test_a_wrong_call_is_its_callers_error_and_the_engine_goes_on(start: S
             await asyncio.wait_for(call, PATIENCE)
         receiver.cancel()
     assert client.alive
+
+
+async def test_a_long_name_of_the_temporary_folder(
+    start: Start, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A socket's path may be short of the place that a user's temporary folder has."""
+    deep = temporary / ("d" * 100)
+    deep.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(deep))
+    client = await start()
+    assert client.alive
+    deep.rmdir()  # nothing is in it
+
+
+async def test_cancelled_while_the_process_is_being_made(temporary: Path, config_only: str) -> None:
+    task = asyncio.create_task(ProcessClient.start(arguments(config_only)))
+    while not list(temporary.iterdir()):
+        await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert list(temporary.iterdir()) == []

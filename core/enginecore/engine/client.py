@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import os
 import shutil
 import sys
 import tempfile
@@ -24,8 +25,25 @@ from enginecore.request import EngineRequest, StepOutputs
 if TYPE_CHECKING:
     from enginecore.engine.engine import Engine
 
+#: The name of a socket may have 107 bytes (103 on some systems), "/out" included.
+MAX_FOLDER_BYTES = 99
 #: What a process sent before it ended may take this long to come out of the socket.
 LAST_WORDS_S = 0.25
+
+
+def _socket_folder() -> str:
+    """A new folder for the two sockets; where the usual place has too long a name for a socket, one in /tmp."""
+    folder = tempfile.mkdtemp(prefix="enginecore-")
+    if len(os.fsencode(folder)) > MAX_FOLDER_BYTES:
+        os.rmdir(folder)
+        folder = tempfile.mkdtemp(prefix="enginecore-", dir="/tmp")
+    return folder
+
+
+def _close(outbox: Any, inbox: Any, folder: str) -> None:
+    outbox.close(0)
+    inbox.close(0)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _as_error(failure: channel.Failure) -> EngineCoreError:
@@ -64,20 +82,24 @@ class ProcessClient:
     @classmethod
     async def start(cls, args: EngineArgs) -> ProcessClient:
         """Start the process and wait until the model is loaded. Raises what building the engine raised."""
-        folder = tempfile.mkdtemp(prefix="enginecore-")
+        folder = _socket_folder()
         context = zmq.asyncio.Context.instance()
         outbox, inbox = context.socket(zmq.PUSH), context.socket(zmq.PULL)
-        for socket, name in ((outbox, "in"), (inbox, "out")):
-            socket.set_hwm(0)
-            socket.bind(f"ipc://{folder}/{name}")
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            "enginecore.engine.process",
-            f"ipc://{folder}/in",
-            f"ipc://{folder}/out",
-            stdin=asyncio.subprocess.PIPE,
-        )
+        try:
+            for socket, name in ((outbox, "in"), (inbox, "out")):
+                socket.set_hwm(0)
+                socket.bind(f"ipc://{folder}/{name}")
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "enginecore.engine.process",
+                f"ipc://{folder}/in",
+                f"ipc://{folder}/out",
+                stdin=asyncio.subprocess.PIPE,
+            )
+        except BaseException:
+            _close(outbox, inbox, folder)
+            raise
         assert process.stdin is not None
         process.stdin.write(msgspec.json.encode(args) + b"\n")
         client = cls(process, folder, inbox, outbox)
@@ -180,9 +202,7 @@ class ProcessClient:
         self._die(EngineDeadError("the engine was shut down"))
         if self._receive is not None:
             self._receive.cancel()
-        self._outbox.close(0)
-        self._inbox.close(0)
-        shutil.rmtree(self._folder, ignore_errors=True)
+        _close(self._outbox, self._inbox, self._folder)
 
 
 class InprocClient:
