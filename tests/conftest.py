@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
+# Before torch is loaded, and inherited by servers: threads that wait must not spin where engines share few cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(ROOT))  # so that tests can share helpers: `from tests.models.tiny import ...`
 
 DATA = Path(__file__).parent / "data"

@@ -35,8 +35,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     `memory_utilization` f: this process may use f times what the device has for us (on a CPU: of physical memory or the
     cgroup's limit). `kv_cache_memory` (bytes) or `num_blocks` override the cache's part alone.
-    `max_model_len` "auto" takes the longest that the cache can hold. `long_prefill_token_threshold` caps the tokens that
-    one prompt gets in a step (0: only the step's budget caps it). `device_options` go to the plugin as they are.
+    `max_model_len` "auto" takes the longest that the cache can hold. `long_prefill_token_threshold` caps the tokens
+    that one prompt gets in a step (0: only the step's budget caps it). `device_options` go to the plugin as they are.
     """
 
     model: str = DEFAULT_MODEL
@@ -76,7 +76,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
             raise ParameterError(f"block_size must be 8, 16, 32, 64 or 128, got {self.block_size}", param="block_size")
         share = self.memory_utilization
         if share is not None and not (math.isfinite(share) and 0 < share <= 1):
-            raise ParameterError(f"memory_utilization must be above 0 and at most 1, got {share}", param="memory_utilization")
+            raise ParameterError(
+                f"memory_utilization must be above 0 and at most 1, got {share}", param="memory_utilization"
+            )
         if self.dtype not in ("auto", "bfloat16", "float16", "float32"):
             raise ParameterError(f"dtype must be auto, bfloat16, float16 or float32, got {self.dtype!r}", param="dtype")
         if self.kv_cache_memory is not None and self.num_blocks is not None:

@@ -104,7 +104,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         if self.truncate_prompt_tokens is not None:
             _integer("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, INT32_MAX)
             if self.truncate_prompt_tokens == 0:
-                raise ParameterError("truncate_prompt_tokens must be -1 or at least 1, got 0", param="truncate_prompt_tokens")
+                raise ParameterError(
+                    "truncate_prompt_tokens must be -1 or at least 1, got 0", param="truncate_prompt_tokens"
+                )
         if self.best_of is not None:
             _integer("best_of", self.best_of, self.n, MAX_N)
         self._check_lists()
@@ -114,7 +116,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
             if not isinstance(values, list):
                 raise ParameterError(f"{name} must be a list of strings, got {type(values).__name__}", param=name)
             if len(values) > MAX_STOP_STRINGS:
-                raise ParameterError(f"{name} may hold at most {MAX_STOP_STRINGS} strings, got {len(values)}", param=name)
+                raise ParameterError(
+                    f"{name} may hold at most {MAX_STOP_STRINGS} strings, got {len(values)}", param=name
+                )
             for text in values:
                 if not isinstance(text, str):
                     raise ParameterError(f"{name} must hold strings, got {text!r}", param=name)
@@ -187,7 +191,7 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 #: Finish reasons that the engine gives: "stop" (a stop token; `stop_reason` holds it, None for EOS), "length",
 #: "abort" (asked for by the client) and "error" (`error` says why).
 class EngineOutput(msgspec.Struct, array_like=True):
-    """News about one request after a step. `prompt_logprobs` comes once, with the first token; its first entry is None."""
+    """News about one request after a step. `prompt_logprobs` comes once, with the first token, its first entry None."""
 
     request_id: str
     token_ids: list[int]

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
 from enginecore.config import EngineArgs
 from enginecore.engine.client import InprocClient
 from enginecore.request import EngineRequest, EngineStats, SamplingParams, TokenLogprobs
@@ -28,7 +27,8 @@ class Solver:
     """Runs reference cases on one engine."""
 
     def __init__(self, **settings: Any) -> None:
-        defaults = {"model": "smollm2-135m", "device": "cpu", "dtype": "float32", "max_model_len": 640, "num_blocks": 1024}
+        defaults = {"model": "smollm2-135m", "device": "cpu", "dtype": "float32"}
+        defaults |= {"max_model_len": 640, "num_blocks": 1024}
         self._client = InprocClient(EngineArgs(**{**defaults, **settings}))
         self._count = 0
 

@@ -3,6 +3,7 @@ weights are read."""
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -30,6 +31,8 @@ from enginecore.parallel.executor import InprocExecutor
 from enginecore.runner import ModelRunner
 from enginecore.runner.model import PagedModel, RuntimeModel, StepModel
 
+logger = logging.getLogger("enginecore.engine")
+
 
 @dataclass
 class _Site:
@@ -50,7 +53,9 @@ def build_engine(args: EngineArgs) -> tuple[Engine, ReadyInfo]:
     """
     begun = time.perf_counter()
     choices = Choices()
-    files = resolve_model(args.model, allow_pickle=args.allow_pickle, trust_remote_code=args.trust_remote_code)
+    files = resolve_model(
+        args.model, progress=logger.info, allow_pickle=args.allow_pickle, trust_remote_code=args.trust_remote_code
+    )
     selected = select_device(args.device)
     if args.device == "auto":
         choices.note("device", selected.full_name, selected.probe.reason if selected.probe else "selected")
@@ -130,7 +135,9 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
         fit_blocks(args, max_model_len, block_bytes, None, settings.max_num_seqs, Choices())
 
     before = memory.process_used_bytes()
-    model = load_model(site.files, backend=backend, dtype=settings.dtype, fuse=args.fuse, ops=ops)
+    model = load_model(
+        site.files, backend=backend, dtype=settings.dtype, fuse=args.fuse, ops=ops, max_model_len=max_model_len
+    )
     ledger = _ledger(site, shape, before, model.weight_bytes)
     num_blocks, max_model_len = fit_blocks(
         args, max_model_len, block_bytes, ledger["kv_cache"], settings.max_num_seqs, site.choices

@@ -51,10 +51,10 @@ _OPS = (
     OpSchema(
         "sample",
         "(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R, uniform_R) -> ids_R",
-        "float32 logits; temperature 0 takes the arg max. Otherwise p = softmax(logits / temperature); keep the top_k most "
-        "likely (0: all), then the smallest set whose mass reaches top_p (of the renormalised rest), then those with at "
-        "least min_p times the largest; the id is the first, in id order, at which the cumulative mass of the kept "
-        "passes uniform (in [0, 1), float64) times their total. int64 ids. May overwrite logits.",
+        "float32 logits; temperature 0 takes the arg max. Otherwise p = softmax(logits / temperature); keep the top_k "
+        "most likely (0: all), then the smallest set whose mass reaches top_p (of the renormalised rest), then those "
+        "with at least min_p times the largest; the id is the first, in id order, at which the cumulative mass of the "
+        "kept passes uniform (in [0, 1), float64) times their total. int64 ids. May overwrite logits.",
     ),
 )
 

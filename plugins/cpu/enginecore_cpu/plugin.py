@@ -50,7 +50,7 @@ def enginecore_probe(ctx: ProbeContext) -> ProbeResult:
         return ProbeResult(
             status=ProbeStatus.BROKEN,
             reason="torch is not installed",
-            fix="pip install torch --index-url https://download.pytorch.org/whl/cpu",
+            fix="pip install torch",
             cause=ProbeCause.WRONG_TORCH,
         )
     kernels, why = native.status()

@@ -26,7 +26,7 @@ MANIFEST = Manifest(
     torch_min="2.11",
     torch_variant="cu",
     driver_min="525.60.13",
-    torch_install="pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/cu130",
+    torch_install="install the CUDA build of torch: choose CUDA on https://pytorch.org/get-started/locally",
 )
 
 

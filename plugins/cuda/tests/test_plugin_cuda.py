@@ -91,7 +91,7 @@ def test_wrong_torch_is_told_before_torch_is_loaded(machine: Machine, build: str
     whole(machine)
     result = ask(machine, build=build, found=None)
     assert (result.status, result.cause) == (ProbeStatus.BROKEN, ProbeCause.WRONG_TORCH)
-    assert "whl/cu130" in result.fix
+    assert "install the CUDA build of torch" in result.fix
 
 
 def test_available_and_unusable(machine: Machine) -> None:

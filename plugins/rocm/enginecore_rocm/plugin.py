@@ -25,7 +25,7 @@ MANIFEST = Manifest(
     summary="AMD GPUs (no kernels in this version)",
     torch_min="2.11",
     torch_variant="rocm",
-    torch_install="pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/rocm7.2",
+    torch_install="install the ROCm build of torch: choose ROCm on https://pytorch.org/get-started/locally",
 )
 
 

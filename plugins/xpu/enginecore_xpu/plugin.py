@@ -25,7 +25,7 @@ MANIFEST = Manifest(
     summary="Intel GPUs (no kernels in this version)",
     torch_min="2.11",
     torch_variant="xpu",
-    torch_install="pip install --force-reinstall torch --index-url https://download.pytorch.org/whl/xpu",
+    torch_install="install the XPU build of torch: choose XPU on https://pytorch.org/get-started/locally",
 )
 
 
