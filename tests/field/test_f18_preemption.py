@@ -10,7 +10,6 @@ from enginecore import LLM, SamplingParams
 
 from tests.field.support import (
     COMPLETIONS,
-    Solo,
     baseline,
     counter,
     scripted,
@@ -95,17 +94,18 @@ def test_streams_have_every_token_once(tiny_server: ServerProcess) -> None:
 
 
 @pytest.mark.model
-def test_the_real_model(server: ServerProcess, solo: Solo) -> None:
-    """Offline with a pool for two sequences against the roomy server: greedy as alone, seeded as there."""
+def test_the_real_model(server: ServerProcess) -> None:
+    """Offline with a pool for two sequences against the roomy server: greedy, and seeded with a penalty."""
     prompts = [f"Here is story number {index}. Once upon a time" for index in range(8)]
     greedy: dict[str, Any] = {"temperature": 0}
     kinds = [greedy, {"temperature": 0.8, "seed": 5, "repetition_penalty": 1.2}] * 4
-    wanted = [
-        solo(prompt=prompt, max_tokens=50, logprobs=0, **kind)["choices"][0]
+    calls = [
+        functools.partial(server.complete, prompt=prompt, max_tokens=36, logprobs=0, cache_salt="F18", **kind)
         for prompt, kind in zip(prompts, kinds, strict=True)
     ]
-    with LLM(device="cpu", dtype="float32", max_model_len=128, num_blocks=8, max_num_seqs=8) as llm:
-        params = [SamplingParams(max_tokens=50, logprobs=0, **kind) for kind in kinds]
+    wanted = [answer["choices"][0] for answer in together(calls)]
+    with LLM(device="cpu", dtype="float32", max_model_len=64, num_blocks=8, max_num_seqs=8) as llm:
+        params = [SamplingParams(max_tokens=36, logprobs=0, **kind) for kind in kinds]
         outputs = llm.generate(prompts, params, use_tqdm=False)
         stats = llm._client.call("stats")
     assert stats.num_preemptions > 0 and stats.num_used_blocks == 0
@@ -115,6 +115,6 @@ def test_the_real_model(server: ServerProcess, solo: Solo) -> None:
         values = choice["logprobs"]["token_logprobs"]
         assert ours.logprobs is not None
         assert [entry[token].logprob for entry, token in zip(ours.logprobs, ours.token_ids, strict=True)] == (
-            pytest.approx(values, abs=1e-4)
+            pytest.approx(values, abs=1e-3)
         )
-        assert ours.cumulative_logprob == pytest.approx(sum(values), abs=1e-3), "each token counted once"
+        assert ours.cumulative_logprob == pytest.approx(sum(values), abs=1e-2), "each token counted once"
