@@ -201,8 +201,9 @@ class InputProcessor:
                 raise ParameterError(f"{name} may be at most {self.config.max_logprobs}, got {value}", param=name)
         if params.stop_list and not params.detokenize:
             raise ParameterError("stop strings need detokenize to be true", param="stop")
-        if sum(map(len, params.stop_list)) > MAX_STOP_CHARS:
-            raise ParameterError(f"stop may hold at most {MAX_STOP_CHARS} characters in all", param="stop")
+        for name, strings in (("stop", params.stop_list), ("bad_words", params.bad_words or [])):
+            if sum(map(len, strings)) > MAX_STOP_CHARS:
+                raise ParameterError(f"{name} may hold at most {MAX_STOP_CHARS} characters in all", param=name)
 
     def _check_scheduling(self, priority: int, cache_salt: str | None) -> None:
         if type(priority) is not int or not INT64_MIN <= priority <= INT64_MAX:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -17,8 +18,9 @@ from enginecore.server.errors import ApiError
 
 logger = logging.getLogger("enginecore.server")
 S = TypeVar("S", bound=msgspec.Struct)
+T = TypeVar("T")
 
-#: Bodies above this many bytes are parsed in a thread.
+#: Bodies above this many bytes are parsed and checked in a thread.
 _LARGE = 1 << 16
 _PATH = re.compile(r" - at `(?:key in )?\$\.?(.*)`$")
 
@@ -33,6 +35,13 @@ async def read_object(request: Request) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ApiError(400, "the body must be a JSON object", code="invalid_json")
     return {name: member for name, member in value.items() if member is not None}
+
+
+async def checked(request: Request, check: Callable[[], T]) -> T:
+    """What `check` returns. It runs in a thread when the body, which was read before, is so large that going through it
+    could hold up other requests."""
+    large = len(await request.body()) > _LARGE
+    return await asyncio.to_thread(check) if large else check()
 
 
 def _parse(body: bytes) -> Any:

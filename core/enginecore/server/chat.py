@@ -14,7 +14,7 @@ from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.messages import normalise
 from enginecore.frontend.outputs import CompletionOutput, RequestOutput
 from enginecore.request import SamplingParams
-from enginecore.server.body import check_fields, convert, read_object
+from enginecore.server.body import check_fields, checked, convert, read_object
 from enginecore.server.generation import (
     Job,
     encode,
@@ -38,11 +38,7 @@ _KNOWN = field_names(ChatRequest)
 async def chat_completions(state: ServerState, request: Request) -> Response | ASGIApp:
     request_id: str = request.state.request_id
     raw = await read_object(request)
-    check_fields(raw, _KNOWN, UNSUPPORTED_CHAT, strict=state.args.strict_fields, request_id=request_id)
-    body = convert(raw, ChatRequest)
-    state.check_model(body.model)
-    params, asked = chat_params(body, state.llm.defaults, state.llm.config.max_logprobs)
-    tools = check_tools(body)
+    body, params, asked, tools = await checked(request, functools.partial(_check, state, raw, request_id))
     with state.reserve(params.n) as submitted:
         prepare = functools.partial(_prepare, state, body, params, tools, clamp=not asked)
         prompts = await unless_gone(request, prepare_all(state, [prepare]))
@@ -52,6 +48,17 @@ async def chat_completions(state: ServerState, request: Request) -> Response | A
             return json_response(_answer(job, output))
         writer = _Writer(job)
         return await stream_events(request, job, writer, writer.usage_head, submitted)
+
+
+def _check(
+    state: ServerState, raw: dict[str, Any], request_id: str
+) -> tuple[ChatRequest, SamplingParams, bool, list[dict[str, Any]] | None]:
+    """(body, parameters, whether the client asked for max_tokens itself, tools to show)."""
+    check_fields(raw, _KNOWN, UNSUPPORTED_CHAT, strict=state.args.strict_fields, request_id=request_id)
+    body = convert(raw, ChatRequest)
+    state.check_model(body.model)
+    params, asked = chat_params(body, state.llm.defaults, state.llm.config.max_logprobs)
+    return body, params, asked, check_tools(body)
 
 
 def check_tools(body: ChatRequest) -> list[dict[str, Any]] | None:
@@ -117,7 +124,7 @@ def _echoed(body: ChatRequest) -> str:
     """With echo, a final assistant message is repeated in front of its continuation."""
     if not body.echo:
         return ""
-    final = normalise(body.messages)[-1]
+    (final,) = normalise(body.messages[-1:])
     return str(final["content"]) if final["role"] == "assistant" else ""
 
 

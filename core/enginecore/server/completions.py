@@ -12,7 +12,8 @@ from starlette.types import ASGIApp
 from enginecore.errors import ParameterError
 from enginecore.frontend.input_processor import PreparedRequest, Prompt
 from enginecore.frontend.outputs import CompletionOutput, RequestOutput
-from enginecore.server.body import check_fields, convert, read_object
+from enginecore.request import SamplingParams
+from enginecore.server.body import check_fields, checked, convert, read_object
 from enginecore.server.generation import (
     Job,
     encode,
@@ -36,12 +37,7 @@ _KNOWN = field_names(CompletionRequest)
 async def completions(state: ServerState, request: Request) -> Response | ASGIApp:
     request_id: str = request.state.request_id
     raw = await read_object(request)
-    check_fields(raw, _KNOWN, UNSUPPORTED_COMPLETION, strict=state.args.strict_fields, request_id=request_id)
-    body = convert(raw, CompletionRequest)
-    state.check_model(body.model)
-    params, asked = completion_params(body, state.llm.defaults)
-    prompts = split_prompts(body.prompt)
-    check_prompt_count(len(prompts))
+    body, params, asked, prompts = await checked(request, functools.partial(_check, state, raw, request_id))
     with state.reserve(len(prompts) * (params.best_of or params.n)) as submitted:
         process = functools.partial(
             state.llm.input.process,
@@ -61,6 +57,17 @@ async def completions(state: ServerState, request: Request) -> Response | ASGIAp
         return await stream_events(request, job, writer, writer.usage_head, submitted)
 
 
+def _check(
+    state: ServerState, raw: dict[str, Any], request_id: str
+) -> tuple[CompletionRequest, SamplingParams, bool, list[tuple[Prompt, str]]]:
+    """(body, parameters, whether the client asked for max_tokens itself, prompts with their names)."""
+    check_fields(raw, _KNOWN, UNSUPPORTED_COMPLETION, strict=state.args.strict_fields, request_id=request_id)
+    body = convert(raw, CompletionRequest)
+    state.check_model(body.model)
+    params, asked = completion_params(body, state.llm.defaults)
+    return body, params, asked, split_prompts(body.prompt)
+
+
 def split_prompts(prompt: Any) -> list[tuple[Prompt, str]]:
     """The prompts of a request with their names in errors: text, texts, token ids or lists of token ids."""
     if prompt is None:
@@ -73,6 +80,7 @@ def split_prompts(prompt: Any) -> list[tuple[Prompt, str]]:
         raise ParameterError("prompt must not be empty", param="prompt")
     if not isinstance(prompt[0], (str, list)):
         return [(prompt, "prompt")]
+    check_prompt_count(len(prompt))
     kind = type(prompt[0])
     for index, item in enumerate(prompt):
         if type(item) is not kind:

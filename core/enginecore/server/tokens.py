@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -16,13 +18,24 @@ from enginecore.server.state import ServerState
 async def tokenize(state: ServerState, request: Request) -> Response:
     """Token ids of a text or of a rendered conversation. A text longer than the context is fine here."""
     raw = await read_object(request)
-    check_fields(raw, field_names(TokenizeRequest), UNSUPPORTED_TOKENIZE, strict=state.args.strict_fields,
-                 request_id=request.state.request_id)  # fmt: skip
+    return await unless_gone(request, state.llm.off_loop(_tokenize, state, raw, request.state.request_id))
+
+
+async def detokenize(state: ServerState, request: Request) -> Response:
+    """The text of token ids, special tokens included."""
+    raw = await read_object(request)
+    return await unless_gone(request, state.llm.off_loop(_detokenize, state, raw, request.state.request_id))
+
+
+def _tokenize(state: ServerState, raw: dict[str, Any], request_id: str) -> Response:
+    """All of it in a thread: a text may have megabytes."""
+    strict = state.args.strict_fields
+    check_fields(raw, field_names(TokenizeRequest), UNSUPPORTED_TOKENIZE, strict=strict, request_id=request_id)
     body = convert(raw, TokenizeRequest)
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ParameterError("give either prompt or messages", param="prompt")
-    ids = await unless_gone(request, state.llm.off_loop(_encode, state, body))
+    ids = _encode(state, body)
     answer: dict[str, object] = {
         "count": len(ids),
         "max_model_len": state.llm.config.max_model_len,
@@ -49,16 +62,11 @@ def _encode(state: ServerState, body: TokenizeRequest) -> list[int]:
     return ids
 
 
-async def detokenize(state: ServerState, request: Request) -> Response:
-    """The text of token ids, special tokens included."""
-    raw = await read_object(request)
-    check_fields(raw, field_names(DetokenizeRequest), {}, strict=state.args.strict_fields,
-                 request_id=request.state.request_id)  # fmt: skip
+def _detokenize(state: ServerState, raw: dict[str, Any], request_id: str) -> Response:
+    check_fields(raw, field_names(DetokenizeRequest), {}, strict=state.args.strict_fields, request_id=request_id)
     body = convert(raw, DetokenizeRequest)
     state.check_model(body.model)
     size = state.llm.config.vocab_size
-    for token in body.tokens:
-        if not 0 <= token < size:
-            raise ParameterError(f"tokens holds an id outside 0 to {size - 1}", param="tokens")
-    text = await state.llm.off_loop(state.llm.tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return json_response({"prompt": text})
+    if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < size:
+        raise ParameterError(f"tokens holds an id outside 0 to {size - 1}", param="tokens")
+    return json_response({"prompt": state.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)})
