@@ -64,6 +64,11 @@ void linear_rows(const LinearArgs& a, int64_t m0, int64_t m1, int64_t panel0, in
     const char* w = a.w + panel * panel_bytes;
     const char* next = w + panels * panel_bytes;
     const int64_t next_panels = panel1 - panel - panels < kMaxPanels ? panel1 - panel - panels : kMaxPanels;
+    if (tiles == 1) {
+      // The weights stream through once: the hardware follows within a panel, but not to the next one's beginning.
+      for (int64_t p = 0; p < next_panels; ++p)
+        for (int64_t line = 0; line < 16 && line < a.steps; ++line) __builtin_prefetch(next + p * panel_bytes + line * 64, 0, 2);
+    }
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t r0 = m0 + rows * i / tiles, r1 = m0 + rows * (i + 1) / tiles;
       LinearTile tile{a.x + r0 * a.x_stride, w, a.bias ? a.bias + panel * kPanel : nullptr,
