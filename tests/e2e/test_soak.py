@@ -121,7 +121,7 @@ def test_soak(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         metrics = server.metrics()
     assert not soak.failures, soak.failures[:5]
     assert soak.survivors >= IN_FLIGHT and soak.hung_up >= IN_FLIGHT // 4
-    assert metrics["enginecore:prefix_cache_hits_total"] > 0
+    assert metrics["enginecore:prefix_cache_hits_total"] > 0 and metrics["enginecore:num_preemptions_total"] > 0
     warm = memory[len(memory) // 5 :]  # the first requests fill allocators and the cache's pages
     halves = [statistics.median(half) for half in (warm[: len(warm) // 2], warm[len(warm) // 2 :])]
     with capsys.disabled():

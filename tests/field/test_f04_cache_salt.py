@@ -10,7 +10,7 @@ import pytest
 from tests.field.support import CHAT, COMPLETIONS, baseline, refused, scripted, token_prompt, unharmed
 from tests.serving import ServerProcess
 
-PROMPT = token_prompt(4, 200)
+PROMPT = token_prompt(404, 200)
 MESSAGES = [{"role": "user", "content": "Tell me about the lighthouse. " * 20}]
 
 
@@ -36,7 +36,7 @@ def test_hits_only_under_the_same_salt(sim_server: ServerProcess, path: str, pro
 def test_every_block_is_isolated(sim_server: ServerProcess) -> None:
     """Blocks in the middle do not meet either, and a hit of a part of the prompt is a hit of that part."""
     salt = {"cache_salt": uuid.uuid4().hex}
-    prompt = token_prompt(44, 200)
+    prompt = token_prompt(444, 200)
     _cached(sim_server, COMPLETIONS, prompt=prompt)
     _cached(sim_server, COMPLETIONS, prompt=[*prompt[:64], 9], **salt)
     assert _cached(sim_server, COMPLETIONS, prompt=prompt, **salt) == 64
@@ -48,7 +48,7 @@ def test_every_block_is_isolated(sim_server: ServerProcess) -> None:
 
 def test_no_salt_reads_as_framing(sim_server: ServerProcess) -> None:
     """Salts that begin like one another, or like what the hash puts in front, stay apart."""
-    prompt = token_prompt(45, 40)
+    prompt = token_prompt(445, 40)
     for salt in ("s", "s1", "salt", "lora", "s\x00", "\x00", "é", "\u0065\u0301"):
         assert _cached(sim_server, COMPLETIONS, prompt=prompt, cache_salt=salt) == 0
         assert _cached(sim_server, COMPLETIONS, prompt=prompt, cache_salt=salt) == 32

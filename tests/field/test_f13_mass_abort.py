@@ -33,7 +33,8 @@ def test_gauges_after_all_hang_up(sim_server: ServerProcess) -> None:
         body = {"prompt": token_prompt(1300 + index, 9), "max_tokens": 900, "ignore_eos": True, "stream": True}
         with sim_server.http.stream("POST", COMPLETIONS, json=body) as answer:
             assert answer.status_code == 200
-            assert next(answer.iter_lines()).startswith("data: ")
+            lines = answer.iter_lines()  # kept: letting go of it would hang up
+            assert next(lines).startswith("data: ")
             all_in.wait(60)
             hang_up.wait(60)
 
