@@ -11,11 +11,11 @@ from enginecore import __version__
 from enginecore.cli.main import main
 
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "numpy", "zmq", "httpx", "tokenizers")
-COMMANDS = ("serve", "generate", "chat", "bench", "devices", "doctor", "conformance")
+COMMANDS = ("serve", "generate", "chat", "bench", "devices", "doctor", "conformance", "plugin")
 
 
 def test_help_imports_nothing_heavy() -> None:
-    lines = [[], *([command] for command in COMMANDS), ["bench", "throughput"]]
+    lines = [[], *([command] for command in COMMANDS), ["bench", "throughput"], ["plugin", "new"]]
     script = (
         "import sys\n"
         "from enginecore.cli.main import main\n"

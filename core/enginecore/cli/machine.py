@@ -6,9 +6,9 @@ import os
 import platform
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
+from enginecore.device.limits import memory_limit, processor_limit, read_text
 from enginecore.device.manifest import DoctorFinding
 
 MIN_PYTHON, MAX_PYTHON = (3, 10), (3, 13)
@@ -20,14 +20,6 @@ _INSTRUCTION_SETS = (
     "avx2", "avx512f", "avx512_bf16", "avx512_fp16", "avx512_vnni", "amx_tile", "amx_bf16",
     "asimd", "bf16", "sve", "sve2",
 )  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Limit:
-    """A limit of a control group: bytes of memory or a number of processors, and the file that says so."""
-
-    value: float
-    source: str
 
 
 def machine_checks(root: Path = Path("/")) -> list[DoctorFinding]:
@@ -74,56 +66,6 @@ def _meminfo(root: Path) -> dict[str, int]:
     return {field[0].rstrip(":"): int(field[1]) * 1024 for field in fields if len(field) >= 2}
 
 
-def _groups(root: Path, controller: str) -> list[Path]:
-    """Directories of this process's control group and its ancestors, innermost first, for version 2 and version 1."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        lines = []
-    base, found = root / "sys/fs/cgroup", []
-    for line in lines:
-        _, controllers, path = [*line.split(":", 2), "", ""][:3]
-        if controllers and controller not in controllers.split(","):
-            continue
-        top = base / controller if controllers else base
-        inner = top / path.lstrip("/")
-        # Inside a container the path is the host's and does not exist; the top is then the container's own group.
-        found += [folder for folder in (inner, *inner.parents) if folder == top or top in folder.parents]
-    return list(dict.fromkeys(found))
-
-
-def memory_limit(root: Path = Path("/")) -> Limit | None:
-    """The smallest memory limit of any control group that this process is in; None when there is none."""
-    limits = []
-    for folder in _groups(root, "memory"):
-        for name in ("memory.max", "memory.limit_in_bytes"):
-            text = _read(folder / name)
-            # Version 1 says "no limit" as a number near 2^63.
-            if text.isdigit() and int(text) < 2**60:
-                limits.append(Limit(float(text), f"{folder / name}"))
-    return min(limits, key=lambda limit: limit.value, default=None)
-
-
-def processor_limit(root: Path = Path("/")) -> Limit | None:
-    """The smallest processor quota of any control group that this process is in; None when there is none."""
-    limits = []
-    for folder in _groups(root, "cpu"):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
-        if quota.isdigit() and period.isdigit():
-            limits.append(Limit(int(quota) / int(period), f"{folder / 'cpu.max'}"))
-        quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
-        if quota.isdigit() and period.isdigit():
-            limits.append(Limit(int(quota) / int(period), f"{folder / 'cpu.cfs_quota_us'}"))
-    return min(limits, key=lambda limit: limit.value, default=None)
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text().strip()
-    except (OSError, UnicodeDecodeError):
-        return ""
-
-
 def _processors(root: Path) -> DoctorFinding:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     limit = processor_limit(root)
@@ -134,7 +76,7 @@ def _processors(root: Path) -> DoctorFinding:
 
 def _instruction_sets(root: Path) -> DoctorFinding:
     flags: set[str] = set()
-    for line in _read(root / "proc/cpuinfo").splitlines():
+    for line in read_text(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in ("flags", "Features"):
             flags.update(value.split())

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from enginecore._version import __version__
-from enginecore.cli import bench
+from enginecore.cli import bench, plugin
 from enginecore.cli.chat import chat
 from enginecore.cli.common import Debug, Session, print_error, show_failure
 from enginecore.cli.conformance import conformance
@@ -36,6 +36,7 @@ app.add_typer(bench.app, name="bench")
 app.command()(devices)
 app.command()(doctor)
 app.command()(conformance)
+app.add_typer(plugin.app, name="plugin")
 
 
 def _print_version(value: bool) -> None:

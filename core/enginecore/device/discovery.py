@@ -26,7 +26,7 @@ from enginecore.device.torch_build import torch_gate
 
 GROUP = "enginecore.backends"
 
-_DEVICE_NAME = re.compile(r"[a-z][a-z0-9_]*")
+DEVICE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +183,7 @@ def _manifest_problems(plugin: InstalledPlugin, manifest: Manifest) -> list[str]
         problems += [
             f"device name {name!r} must be lower case letters, digits and _, and not 'auto'"
             for name in manifest.devices
-            if not isinstance(name, str) or not _DEVICE_NAME.fullmatch(name) or name == "auto"
+            if not isinstance(name, str) or not DEVICE_NAME.fullmatch(name) or name == "auto"
         ]
     if not problems and canonicalize_name(manifest.distribution) != canonicalize_name(plugin.distribution):
         problems.append(f"distribution says {manifest.distribution!r} but {plugin.distribution!r} is installed")
