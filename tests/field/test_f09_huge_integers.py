@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from enginecore.server.protocol import (
+    UNSUPPORTED_CHAT,
+    UNSUPPORTED_COMPLETION,
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
 
-from tests.field.support import CHAT, COMPLETIONS, post_raw, refused, unharmed
+from tests.field.support import CHAT, COMPLETIONS, DETOKENIZE, TOKENIZE, post_raw, refused, unharmed
 from tests.serving import ServerProcess
 
 #: As written in JSON: 10^400 is no number that a parser must know.
@@ -51,3 +59,31 @@ def test_extreme_seeds_are_reproducible(sim_server: ServerProcess, seed: int) ->
 def test_numbers_that_do_not_fit_are_not_echoed(sim_server: ServerProcess) -> None:
     answer = post_raw(sim_server, COMPLETIONS, b'{"prompt": "a", "n": ' + b"7" * 100_000 + b"}")
     assert len(refused(answer)["message"]) < 500
+
+
+ROUTES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
+    COMPLETIONS: (CompletionRequest, UNSUPPORTED_COMPLETION, {"prompt": "a"}),
+    CHAT: (ChatRequest, UNSUPPORTED_CHAT, {"messages": [{"role": "user", "content": "a"}]}),
+    TOKENIZE: (TokenizeRequest, {}, {"prompt": "a"}),
+    DETOKENIZE: (DetokenizeRequest, {}, {"tokens": [1]}),
+}
+ANYTHING: list[Any] = [
+    True, 0, -1, 1.5, "", "5", "\x00", [], [None], [True], [1.5], [""], [[]], [[[1]]], [{}], {}, {"a": None},
+    {"1": "a"}, [1, "a"], [[1], ["a"]], [[1], []], {"include_usage": "x"}, [{"role": "user"}],
+    [{"role": "user", "content": 5}], [{"role": "assistant", "tool_calls": [{}]}], [{"type": "function", "function": None}],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ROUTES)
+def test_any_value_in_any_field(sim_server: ServerProcess, path: str) -> None:
+    """An answer, or a 400 that names the field (404 for a model): never a 500, never a 400 that does not say what."""
+    schema, unsupported, good = ROUTES[path]
+    limit = {"max_tokens": 2} if path in (COMPLETIONS, CHAT) else {}
+    with unharmed(sim_server):
+        for field in [*schema.__struct_fields__, *unsupported]:
+            for value in ANYTHING:
+                answer = sim_server.post(path, {**good, **limit, field: value})
+                if answer.status_code == 400:
+                    assert refused(answer)["param"], (field, value, answer.text)
+                else:
+                    assert answer.status_code == (404 if field == "model" else 200), (field, value, answer.text)

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from tests.field.support import COMPLETIONS, unharmed
+from tests.field.support import COMPLETIONS, unharmed, wait_until
 from tests.server.checkers import check_error
 from tests.serving import ServerProcess
 
@@ -93,6 +93,17 @@ def test_a_body_just_below_the_limit_is_read(sim_server: ServerProcess) -> None:
     with unharmed(sim_server):
         answer = sim_server.http.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
         assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("length", [b"content-length: 100000\r\n\r\n", b"transfer-encoding: chunked\r\n\r\n10\r\n"])
+def test_hanging_up_in_the_middle_of_a_body_is_no_failure(sim_server: ServerProcess, length: bytes) -> None:
+    """Nobody is there to answer, and the log has a line, not a traceback."""
+    before = sim_server.log.stat().st_size
+    with unharmed(sim_server):
+        with socket.create_connection(("127.0.0.1", sim_server.port), timeout=60) as connection:
+            connection.sendall(b"".join(_headers(length, b'{"prompt"')))
+        wait_until(lambda: b"POST /v1/completions 499" in sim_server.log.read_bytes()[before:], "the request is logged")
+    assert b"Traceback" not in sim_server.log.read_bytes()[before:]
 
 
 @pytest.mark.parametrize(

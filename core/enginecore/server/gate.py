@@ -11,6 +11,7 @@ import time
 import uuid
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from enginecore.server.errors import JSON, ApiError, ClientGone, as_api_error
@@ -110,6 +111,8 @@ class _Exchange:
             await self._refuse_body()
         except ClientGone:
             raise
+        except ClientDisconnect as error:  # in the middle of the body
+            raise ClientGone from error
         except Exception as error:
             answer = as_api_error(error)
             if answer is None:
