@@ -98,8 +98,9 @@ def sample(
 
     Ties keep the order of ids: a stable sort makes "the k most likely" the same set on every device.
     """
-    greedy_R = logits_RV.argmax(dim=-1)
-    random_R = temperature_R > 0
+    best_R, greedy_R = logits_RV.max(dim=-1)  # a NaN counts as the largest
+    greedy_R = greedy_R.masked_fill(~torch.isfinite(best_R), -1)
+    random_R = (temperature_R > 0) & (greedy_R >= 0)
     if not bool(random_R.any()):
         return greedy_R
     scale_R1 = torch.where(random_R, temperature_R, torch.ones_like(temperature_R)).double().unsqueeze(1)

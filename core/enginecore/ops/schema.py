@@ -54,7 +54,8 @@ _OPS = (
         "float32 logits; temperature 0 takes the arg max. Otherwise p = softmax(logits / temperature); keep the top_k "
         "most likely (0: all), then the smallest set whose mass reaches top_p (of the renormalised rest), then those "
         "with at least min_p times the largest; the id is the first, in id order, at which the cumulative mass of the "
-        "kept passes uniform (in [0, 1), float64) times their total. int64 ids. May overwrite logits.",
+        "kept passes uniform (in [0, 1), float64) times their total. int64 ids; -1 for a row that holds a NaN or an "
+        "infinity, or nothing above minus infinity. May overwrite logits.",
     ),
 )
 

@@ -8,8 +8,6 @@ Shape suffixes: S slots, R logits rows, V vocabulary.
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import torch
 
@@ -18,6 +16,9 @@ from enginecore.plan import NewRequest
 from enginecore.randomness import uniforms
 from enginecore.request import SamplingParams, TokenLogprobs
 from enginecore.runner.logit_rules import LogitRules, needs_rules
+
+NOT_NUMBERS = "the model returned logits that are not finite numbers"
+NOTHING_LEFT = "no token is left to choose from: the request's bans exclude them all"
 
 
 class Sampler:
@@ -70,11 +71,11 @@ class Sampler:
                 rules = self._rules.get(slot)
                 if rules is not None:
                     rules.apply(logits_RV[row], tokens_SL[slot, : lengths[row]])
-        ids_R, best_R = self._choose(logits_RV, slots, lengths - num_prompt)
-        token_ids: list[int] = ids_R.tolist()
+        token_ids = self._choose(logits_RV, slots, lengths - num_prompt).tolist()
         errors = {}
-        if not bool(torch.isfinite(best_R).all()):
-            errors = _explain(best_R.tolist())
+        if min(token_ids) < 0:
+            errors = _explain(token_ids, logits_RV, [slot in self._rules for slot in slots])
+            token_ids = [max(token, 0) for token in token_ids]
         if self._rules:
             for slot, token in zip(slots, token_ids, strict=True):
                 if slot in self._rules:
@@ -87,19 +88,16 @@ class Sampler:
             logprobs = dict(zip(rows, entries, strict=True))
         return token_ids, logprobs, errors
 
-    def _choose(
-        self, logits_RV: torch.Tensor, slots: list[int], positions: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(ids, largest logit) of each row. A largest logit that is not finite makes the id meaningless."""
+    def _choose(self, logits_RV: torch.Tensor, slots: list[int], positions: np.ndarray) -> torch.Tensor:
+        """The id of each row, -1 where there is nothing to choose from."""
         temperature_R = self._temperature_S[slots]
-        if not temperature_R.any():
-            ids_R = logits_RV.argmax(dim=-1)  # a NaN counts as the largest
-            return ids_R, logits_RV.gather(1, ids_R.unsqueeze(1)).squeeze(1)
-        best_R = logits_RV.amax(dim=-1)  # before the op, which may overwrite the logits
-        uniform_R = uniforms(self._seed_S[slots], positions.astype(np.uint64))
+        if temperature_R.any():
+            uniform_R = uniforms(self._seed_S[slots], positions.astype(np.uint64))
+        else:
+            uniform_R = np.zeros(len(slots))
         arrays = (temperature_R, self._top_k_S[slots], self._top_p_S[slots], self._min_p_S[slots], uniform_R)
-        ids_R = self._ops.sample(logits_RV, *(torch.from_numpy(a).to(self._device) for a in arrays))
-        return ids_R.clamp(0, logits_RV.shape[1] - 1), best_R  # a row without a choice may give any id
+        chosen: torch.Tensor = self._ops.sample(logits_RV, *(torch.from_numpy(a).to(self._device) for a in arrays))
+        return chosen
 
     def prompt_logprobs(
         self, logits_PV: torch.Tensor, params: SamplingParams, targets: list[int]
@@ -125,12 +123,13 @@ def top_logprobs(logprobs_QV: torch.Tensor, chosen: list[int], counts: list[int]
     ]
 
 
-def _explain(best: list[float]) -> dict[int, str]:
-    """What is wrong with each row, from its largest logit."""
+def _explain(token_ids: list[int], logits_RV: torch.Tensor, has_rules: list[bool]) -> dict[int, str]:
+    """Why rows have no token. Only rules can ban them all; without any, the model's logits were at fault, whatever an
+    op has left of them."""
     errors = {}
-    for row, value in enumerate(best):
-        if value == float("-inf"):
-            errors[row] = "no token is left to choose from: the request's bans exclude them all"
-        elif not math.isfinite(value):
-            errors[row] = "the model returned logits that are not finite numbers"
+    for row, token in enumerate(token_ids):
+        if token < 0:
+            logits_V = logits_RV[row]
+            broken = bool((torch.isnan(logits_V) | torch.isposinf(logits_V)).any())
+            errors[row] = NOT_NUMBERS if broken or not has_rules[row] else NOTHING_LEFT
     return errors

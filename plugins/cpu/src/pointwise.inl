@@ -115,12 +115,21 @@ void gate(const GateArgs& a, int64_t t0, int64_t t1, int64_t f0, int64_t f1) {
 
 int64_t arg_max(const float* x, int64_t n) {
   vf best[4] = {vset(kMinusInf), vset(kMinusInf), vset(kMinusInf), vset(kMinusInf)};
+  vu nan[4] = {};
   int64_t i = 0;
-  // max(x, best) returns the second operand when the first is NaN, so that NaN never wins.
-  for (; i + 64 <= n; i += 64) EC_UNROLL for (int j = 0; j < 4; ++j) best[j] = vmax(vload(x + i + 16 * j), best[j]);
+  // max(x, best) returns the second operand when the first is NaN, so a NaN is looked for beside it.
+  for (; i + 64 <= n; i += 64) EC_UNROLL for (int j = 0; j < 4; ++j) {
+    const vf v = vload(x + i + 16 * j);
+    best[j] = vmax(v, best[j]);
+    nan[j] = nan[j] | unequal(v, v);
+  }
   float top = hmax(vmax(vmax(best[0], best[1]), vmax(best[2], best[3])));
-  for (int64_t j = i; j < n; ++j) top = x[j] > top ? x[j] : top;
-  if (!(top > kMinusInf)) return -1;
+  bool bad = any((nan[0] | nan[1]) | (nan[2] | nan[3]));
+  for (int64_t j = i; j < n; ++j) {
+    top = x[j] > top ? x[j] : top;
+    bad |= x[j] != x[j];
+  }
+  if (bad || !(top > kMinusInf) || top == -kMinusInf) return -1;
   for (i = 0; i < n; ++i) if (x[i] == top) return i;
   return -1;
 }

@@ -101,10 +101,9 @@ double mass_of(const Scratch& s) {
 
 int64_t sample_row(const Isa& isa, const Row& row, Scratch& s) {
   const int64_t best = isa.arg_max(row.logits, row.vocab);
-  if (best < 0) return 0;
+  if (best < 0) return -1;
   if (!(row.temperature > 0)) return best;
   const float top = row.logits[best];
-  if (!(top < std::numeric_limits<float>::infinity())) return best;
   s.probs.resize(size_t(row.vocab));
   s.sums.resize(size_t((row.vocab + kSumBlock - 1) / kSumBlock));
   isa.exp_row(row.logits, s.probs.data(), s.sums.data(), row.vocab, top, row.temperature);

@@ -87,6 +87,17 @@ EC_INLINE fpart max_part(fpart a, fpart b) {
 }
 EC_INLINE vf vmax(vf a, vf b) { EC_EACH a.p[i] = max_part(a.p[i], b.p[i]); return a; }
 
+EC_INLINE vu operator|(vu a, vu b) { EC_EACH a.p[i] |= b.p[i]; return a; }
+// All ones where a and b differ; a NaN differs from itself.
+EC_INLINE vu unequal(vf a, vf b) { vu r; EC_EACH r.p[i] = (upart)(a.p[i] != b.p[i]); return r; }
+EC_INLINE bool any(vu a) {
+  uint32_t bits = 0;
+  alignas(64) uint32_t lanes[kLanes];
+  EC_EACH reinterpret_cast<upart_u*>(lanes)[i] = a.p[i];
+  for (int i = 0; i < kLanes; ++i) bits |= lanes[i];
+  return bits != 0;
+}
+
 // x where keep is all ones, otherwise y; keep comes from a comparison.
 EC_INLINE vf select(vu keep, vf x, vf y) {
   EC_EACH x.p[i] = (fpart)(((upart)x.p[i] & keep.p[i]) | ((upart)y.p[i] & ~keep.p[i]));

@@ -105,3 +105,17 @@ def test_frequencies(native_backend):
     )
     counts = np.bincount(ids, minlength=4) / rows
     np.testing.assert_allclose(counts, probs.numpy(), atol=1e-3)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), None])
+@pytest.mark.parametrize("size", [5, 64, 1000])
+def test_a_row_with_nothing_to_choose_from_gives_minus_one(native_backend, temperature, bad, size):
+    torch.manual_seed(0)
+    logits = torch.randn(3, size)
+    if bad is None:
+        logits[1] = float("-inf")
+    else:
+        logits[1, size - 2] = bad
+    ids = run(native_backend, logits, [temperature] * 3, [0] * 3, [1.0] * 3, [0.0] * 3, torch.full((3,), 0.5).double())
+    assert ids[1] == -1 and ids[0] >= 0 and ids[2] >= 0
