@@ -254,8 +254,8 @@ asyncio.run(main())
 """
 
 
-def test_the_engine_dies_with_its_parent(config_only: str) -> None:
-    """Even in the middle of a step."""
+def test_the_engine_dies_with_its_parent(config_only: str, temporary: Path) -> None:
+    """Even in the middle of a step. Nobody else can remove the sockets' folder then."""
     parent = subprocess.Popen([sys.executable, "-c", PARENT, config_only], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
@@ -267,6 +267,7 @@ def test_the_engine_dies_with_its_parent(config_only: str) -> None:
     while child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
         assert time.monotonic() < deadline, "the engine outlives its parent"
         time.sleep(0.02)
+    assert list(temporary.iterdir()) == []
 
 
 async def test_a_wrong_call_is_its_callers_error_and_the_engine_goes_on(start: Start) -> None:

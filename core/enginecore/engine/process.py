@@ -10,6 +10,7 @@ import gc
 import inspect
 import logging
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -28,9 +29,11 @@ logger = logging.getLogger("enginecore.engine")
 CALLABLE = frozenset({"reset_prefix_cache", "stats"})
 
 
-def _watch_lifeline() -> None:
+def _watch_lifeline(folder: str) -> None:
+    """End when the frontend does. It has had no chance to remove the sockets' folder if it was killed."""
     while os.read(0, 4096):
         pass
+    shutil.rmtree(folder, ignore_errors=True)
     os._exit(1)
 
 
@@ -105,7 +108,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the frontend decides when to stop
     args = channel.decode_args(sys.stdin.buffer.readline())
-    threading.Thread(target=_watch_lifeline, daemon=True).start()
+    folder = os.path.dirname(sys.argv[1].removeprefix("ipc://"))
+    threading.Thread(target=_watch_lifeline, args=(folder,), daemon=True).start()
     context = zmq.Context()
     inbox, outbox = context.socket(zmq.PULL), context.socket(zmq.PUSH)
     for socket, address in ((inbox, sys.argv[1]), (outbox, sys.argv[2])):
