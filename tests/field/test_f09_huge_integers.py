@@ -70,7 +70,8 @@ ROUTES: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
 ANYTHING: list[Any] = [
     True, 0, -1, 1.5, "", "5", "\x00", [], [None], [True], [1.5], [""], [[]], [[[1]]], [{}], {}, {"a": None},
     {"1": "a"}, [1, "a"], [[1], ["a"]], [[1], []], {"include_usage": "x"}, [{"role": "user"}],
-    [{"role": "user", "content": 5}], [{"role": "assistant", "tool_calls": [{}]}], [{"type": "function", "function": None}],
+    [{"role": "user", "content": 5}], [{"role": "assistant", "tool_calls": [{}]}],
+    [{"type": "function", "function": None}],
 ]  # fmt: skip
 
 
