@@ -5,10 +5,12 @@ from __future__ import annotations
 import pickle
 import subprocess
 import sys
+from importlib.metadata import distributions
 
 import pytest
 from enginecore.device import ProbeCause
-from enginecore.device.discovery import contract_problem, load_hooks
+from enginecore.device.discovery import discover
+from enginecore.device.loading import contract_problem, load_hooks
 
 from tests.device.packages import Site
 
@@ -42,6 +44,58 @@ def test_raising_at_import_harms_only_itself(site: Site, top: str, reason: str) 
     assert reason in broken.fault.reason and "Traceback" in broken.fault.traceback
     assert "pip install --upgrade acme-npu" in broken.fault.fix
     assert broken.devices == ("acme",) and broken.accelerator, "what cannot be read may be an accelerator"
+
+
+SEGFAULT = "import ctypes; ctypes.string_at(0)"
+
+
+@pytest.mark.parametrize(
+    ("fatal", "reason", "trace"),
+    [
+        (SEGFAULT, "was killed by SIGSEGV", "Segmentation fault"),
+        ("import os; os.abort()", "was killed by SIGABRT", "Aborted"),
+        ("import os; print('driver said no', flush=True); os._exit(7)", "exit code 7", "driver said no"),
+        ("import os; os._exit(0)", "exit code 0 and no answer", ""),
+    ],
+)
+@pytest.mark.parametrize("place", ["top", "manifest"])
+def test_ending_the_process_while_a_manifest_is_read_harms_only_itself(
+    site: Site, fatal: str, reason: str, trace: str, place: str
+) -> None:
+    if place == "top":
+        site.plugin("b-fatal", device="fatal", top=fatal + "\n")
+    else:
+        site.plugin("b-fatal", device="fatal", more=f", summary=exec({fatal!r})")
+    for name in ("a-sound", "c-sound"):
+        site.plugin(name, device=name[0])
+    first, fatal_plugin, last = site.discover()
+    assert first.fault is None and last.fault is None and last.manifest is not None
+    fault = fatal_plugin.fault
+    assert fault is not None and fault.cause is ProbeCause.FAILED and fatal_plugin.manifest is None
+    assert reason in fault.reason and fatal_plugin.value in fault.reason and trace in fault.traceback
+    assert "pip install --upgrade b-fatal" in fault.fix
+    assert fatal_plugin.accelerator, "what cannot be read may be an accelerator: never a quiet run on the host"
+
+
+def test_hanging_while_a_manifest_is_read_is_ended_and_shown(site: Site) -> None:
+    site.plugin("a-hangs", device="a", top="import time\ndef wait_for_card():\n    time.sleep(600)\nwait_for_card()\n")
+    site.plugin("b-sound", device="b")
+    hanging, sound = discover(distributions(path=[str(site.root)]), timeout_s=3)
+    assert sound.fault is None
+    assert hanging.fault is not None and "did not end within 3 s" in hanging.fault.reason
+    assert "wait_for_card" in hanging.fault.traceback
+
+
+def test_a_plugin_that_prints_json_cannot_answer_for_another(site: Site) -> None:
+    answer = '{"manifest": null, "fault": null}'
+    site.plugin("a-prints", device="a", top=f"import os; print({answer!r}); os.write(1, b'{answer}\\n')\n")
+    site.plugin("b-sound", device="b")
+    assert [plugin.devices for plugin in site.discover()] == [("a",), ("b",)]
+
+
+def test_no_module_of_a_plugin_is_loaded_here(site: Site) -> None:
+    module = site.plugin("acme-npu")
+    assert site.only().fault is None and module not in sys.modules
 
 
 def test_prints_of_a_plugin_stay_off_stdout(site: Site, capsys: pytest.CaptureFixture[str]) -> None:
@@ -127,7 +181,7 @@ def test_contract_versions(site: Site, contract: str, word: str, fix: str) -> No
 
 
 def test_contract_minors_only_add(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("enginecore.device.discovery.CONTRACT_VERSION", (1, 4))
+    monkeypatch.setattr("enginecore.device.loading.CONTRACT_VERSION", (1, 4))
     assert contract_problem("1.0") is None and contract_problem("1.4") is None
     assert contract_problem("1.5") is not None and contract_problem("0.4") is not None
 
@@ -154,9 +208,5 @@ def test_metadata_that_cannot_be_read_is_passed_over(site: Site) -> None:
 
 
 def test_a_shadowed_distribution_is_read_once(site: Site) -> None:
-    from importlib.metadata import distributions
-
-    from enginecore.device.discovery import discover
-
     site.plugin("acme-npu")
     assert len(discover(distributions(path=[str(site.root), str(site.root) + "/"]))) == 1

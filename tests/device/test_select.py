@@ -65,6 +65,7 @@ def test_auto_never_takes_what_says_no(host: Site) -> None:
     [
         ({"probe": "raise OSError('no firmware')"}, BrokenPluginError, 3, "OSError: no firmware"),
         ({"top": "raise ValueError('bad day')\n"}, BrokenPluginError, 3, "ValueError: bad day"),
+        ({"top": "import ctypes; ctypes.string_at(0)\n"}, BrokenPluginError, 3, "SIGSEGV"),
         ({"probe": "import os; os.kill(os.getpid(), 11)"}, BrokenPluginError, 3, "SIGSEGV"),
         ({"probe": MISSING}, DriverMissingError, 5, "no libacme"),
         ({"more": ", torch_variant='cu'"}, WrongTorchBuildError, 6, "'cu'"),

@@ -1,30 +1,30 @@
 """Which plugins are installed: entry points are read one by one, so that a broken package harms only itself.
 
-Nothing here imports torch, opens a device file or starts a process. A plugin that cannot be loaded is still listed,
+Package metadata is read here; the plugins' modules, which may do anything when they are imported, in a process of its
+own. Nothing imports torch, opens a device file or initialises a driver. A plugin that cannot be loaded is still listed,
 with the fault that says why; short device names that two plugins claim are listed as conflicts of both.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import re
-import sys
-import traceback
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from importlib.metadata import Distribution, EntryPoint, distributions
 from typing import Any
 
-import pluggy
 from packaging.utils import canonicalize_name
 
-from enginecore.device.contract import CONTRACT_VERSION, contract_version
-from enginecore.device.hookspecs import PROJECT, REQUIRED_HOOKS, HookSpecs
+from enginecore.device.child import run_child
 from enginecore.device.manifest import Manifest, ProbeCause
-from enginecore.device.torch_build import torch_gate
 
 GROUP = "enginecore.backends"
+
+#: For all plugins together: their modules import neither torch nor a driver.
+MANIFEST_TIMEOUT_S = 60.0
 
 DEVICE_NAME = re.compile(r"[a-z][a-z0-9_]*")
 
@@ -56,6 +56,11 @@ class InstalledPlugin:
     conflicts: tuple[str, ...] = ()
 
     @property
+    def identity(self) -> dict[str, str]:
+        """What another process needs to find it again."""
+        return {name: getattr(self, name) for name in ("distribution", "version", "entry_point", "value")}
+
+    @property
     def label(self) -> str:
         """How messages name the plugin: distribution and version."""
         return f"{self.distribution} {self.version}"
@@ -74,25 +79,20 @@ class InstalledPlugin:
         return f"{self.distribution}:{device}"
 
 
-class PluginFaultError(Exception):
-    """Carries a fault out of the loading steps; it never leaves this module."""
+def discover(
+    found: Iterable[Distribution] | None = None, *, timeout_s: float = MANIFEST_TIMEOUT_S
+) -> list[InstalledPlugin]:
+    """Every installed plugin, ordered by distribution and entry-point name. `found` replaces the installed packages.
 
-    def __init__(
-        self, reason: str, fix: str, cause: ProbeCause = ProbeCause.FAILED, manifest: Manifest | None = None
-    ) -> None:
-        super().__init__(reason)
-        self.fault = PluginFault(cause=cause, reason=reason, fix=fix)
-        self.manifest = manifest
-
-
-def discover(found: Iterable[Distribution] | None = None) -> list[InstalledPlugin]:
-    """Every installed plugin, ordered by distribution and entry-point name. `found` replaces the installed packages."""
+    The plugins' modules are loaded in another process, once; nothing of them is loaded or remembered here.
+    """
     plugins = [
-        _inspect(distribution, entry_point)
+        _listed(distribution, entry_point)
         for distribution in _unique(distributions() if found is None else found)
         for entry_point in _entry_points(distribution)
     ]
-    return _with_conflicts(sorted(plugins, key=lambda plugin: (plugin.distribution, plugin.entry_point)))
+    plugins.sort(key=lambda plugin: (plugin.distribution, plugin.entry_point))
+    return _with_conflicts(_with_manifests(plugins, timeout_s))
 
 
 def _unique(found: Iterable[Distribution]) -> list[Distribution]:
@@ -111,104 +111,51 @@ def _entry_points(distribution: Distribution) -> list[EntryPoint]:
         return []
 
 
-def _inspect(distribution: Distribution, entry_point: EntryPoint) -> InstalledPlugin:
-    plugin = InstalledPlugin(
+def _listed(distribution: Distribution, entry_point: EntryPoint) -> InstalledPlugin:
+    return InstalledPlugin(
         distribution=distribution.metadata["Name"],
         version=distribution.version,
         entry_point=entry_point.name,
         value=entry_point.value,
     )
-    fix = upgrade_fix(plugin)
-    try:
-        return replace(plugin, manifest=_read_manifest(plugin, _load(entry_point), fix))
-    except PluginFaultError as error:
-        return replace(plugin, manifest=error.manifest, fault=error.fault)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a plugin may raise anything while it is imported, SystemExit included
-        reason = f"loading {entry_point.value} raised {type(error).__name__}: {error}"
-        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-        return replace(plugin, fault=PluginFault(cause=ProbeCause.FAILED, reason=reason, fix=fix, traceback=trace))
+
+
+def _with_manifests(plugins: list[InstalledPlugin], timeout_s: float) -> list[InstalledPlugin]:
+    """`plugins` with their manifests or faults, all read in one other process.
+
+    One that ends or hangs that process gets the blame, and a new process goes on with those after it.
+    """
+    found: list[InstalledPlugin] = []
+    while len(found) < len(plugins):
+        waiting = plugins[len(found) :]
+        task = {"plugins": [plugin.identity for plugin in waiting], "timeout_s": timeout_s}
+        ended = run_child("enginecore.device.manifest_main", task, timeout_s)
+        answers = [json.loads(line) for line in ended.out.splitlines() if line.endswith(b"}")]
+        found += [_told(plugin, answer) for plugin, answer in zip(waiting, answers, strict=False)]
+        if len(answers) < len(waiting):
+            guilty = waiting[len(answers)]
+            reason = f"a process that loaded {guilty.value} to read its manifest {ended.reason}"
+            fault = PluginFault(
+                cause=ProbeCause.FAILED, reason=reason, fix=upgrade_fix(guilty), traceback=ended.trace
+            )
+            found.append(replace(guilty, fault=fault))
+    return found
+
+
+def _told(plugin: InstalledPlugin, answer: dict[str, Any]) -> InstalledPlugin:
+    """`plugin` with what the reading process found of it."""
+    manifest, fault = answer["manifest"], answer["fault"]
+    if manifest is not None:
+        manifest = Manifest(**{**manifest, "devices": tuple(manifest["devices"])})
+    if fault is not None:
+        fault = PluginFault(**{**fault, "cause": ProbeCause(fault["cause"])})
+    return replace(plugin, manifest=manifest, fault=fault)
 
 
 def upgrade_fix(plugin: InstalledPlugin) -> str:
     """What to type when a plugin is at fault."""
     name = plugin.distribution
     return f"upgrade it (pip install --upgrade {name}) or remove it (pip uninstall {name})"
-
-
-def _refuse_torch() -> None:
-    raise RuntimeError("a plugin's module may not import torch: import it inside enginecore_create_backend")
-
-
-def _load(entry_point: EntryPoint) -> pluggy.PluginManager:
-    """The plugin's object, registered with a manager of its own; what it prints goes to stderr."""
-    with contextlib.redirect_stdout(sys.stderr), torch_gate(_refuse_torch):
-        plugin = entry_point.load()
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(HookSpecs)
-    manager.register(plugin, name=entry_point.name)
-    return manager
-
-
-def _read_manifest(plugin: InstalledPlugin, manager: pluggy.PluginManager, fix: str) -> Manifest:
-    missing = [hook for hook in REQUIRED_HOOKS if not getattr(manager.hook, hook).get_hookimpls()]
-    if missing:
-        raise PluginFaultError(f"{plugin.value} has no {' and no '.join(missing)}; every plugin needs them", fix)
-    with contextlib.redirect_stdout(sys.stderr), torch_gate(_refuse_torch):
-        manifest: object = manager.hook.enginecore_manifest()
-    if not isinstance(manifest, Manifest):
-        raise PluginFaultError(
-            f"enginecore_manifest returned {type(manifest).__name__}, not enginecore.device.Manifest", fix
-        )
-    problems = _manifest_problems(plugin, manifest)
-    if problems:
-        raise PluginFaultError("its manifest is not valid: " + "; ".join(problems), fix)
-    mismatch = contract_problem(manifest.contract)
-    if mismatch:
-        raise PluginFaultError(mismatch, _contract_fix(plugin, manifest.contract), ProbeCause.CONTRACT, manifest)
-    manager.check_pending()  # a misspelt hook would otherwise never be called
-    return manifest
-
-
-def _manifest_problems(plugin: InstalledPlugin, manifest: Manifest) -> list[str]:
-    problems = [
-        f"{field.name} must be {field.type}, got {value!r}"
-        for field in fields(Manifest)
-        if field.name != "devices" and not _is_a(value := getattr(manifest, field.name), str(field.type))
-    ]
-    if not isinstance(manifest.devices, tuple) or not manifest.devices:
-        problems.append(f"devices must be a tuple of at least one name, got {manifest.devices!r}")
-    else:
-        problems += [
-            f"device name {name!r} must be lower case letters, digits and _, and not 'auto'"
-            for name in manifest.devices
-            if not isinstance(name, str) or not DEVICE_NAME.fullmatch(name) or name == "auto"
-        ]
-    if not problems and canonicalize_name(manifest.distribution) != canonicalize_name(plugin.distribution):
-        problems.append(f"distribution says {manifest.distribution!r} but {plugin.distribution!r} is installed")
-    if isinstance(manifest.contract, str) and not re.fullmatch(r"\d+\.\d+", manifest.contract):
-        problems.append(f"contract must be MAJOR.MINOR, got {manifest.contract!r}")
-    return problems
-
-
-def _is_a(value: object, annotation: str) -> bool:
-    wanted: dict[str, tuple[type, ...]] = {"str": (str,), "str | None": (str, type(None)), "bool": (bool,)}
-    return isinstance(value, wanted.get(annotation, (object,)))
-
-
-def contract_problem(version: str) -> str | None:
-    """Why a plugin of contract `version` does not fit this core; None when it does. Minors only add."""
-    major, minor = (int(part) for part in version.split("."))
-    if major == CONTRACT_VERSION[0] and minor <= CONTRACT_VERSION[1]:
-        return None
-    age = "newer" if (major, minor) > CONTRACT_VERSION else "older"
-    return f"it was built against plugin contract {version}, {age} than this enginecore's {contract_version()}"
-
-
-def _contract_fix(plugin: InstalledPlugin, version: str) -> str:
-    newer = tuple(int(part) for part in version.split(".")) > CONTRACT_VERSION
-    return f"pip install --upgrade {'enginecore' if newer else plugin.distribution}"
 
 
 def _with_conflicts(plugins: list[InstalledPlugin]) -> list[InstalledPlugin]:
@@ -222,8 +169,3 @@ def _with_conflicts(plugins: list[InstalledPlugin]) -> list[InstalledPlugin]:
         for plugin in claimants if len(claimants) > 1 else ():
             clashes[id(plugin)].append(f"{name} is claimed by {' and by '.join(other.label for other in claimants)}")
     return [replace(plugin, conflicts=tuple(clashes[id(plugin)])) for plugin in plugins]
-
-
-def load_hooks(plugin: InstalledPlugin) -> Any:
-    """The plugin's hooks, as pluggy's relay. Raises whatever the plugin raises: callers guard it."""
-    return _load(EntryPoint(plugin.entry_point, plugin.value, GROUP)).hook

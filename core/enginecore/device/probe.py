@@ -6,24 +6,18 @@ happened and what to type.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import IO, Any
+from typing import Any
 
+from enginecore.device.child import run_child
 from enginecore.device.discovery import InstalledPlugin, upgrade_fix
 from enginecore.device.manifest import DoctorFinding, ProbeCause, ProbeResult, ProbeStatus
 
 PROBE_TIMEOUT_S = 60.0
 
-_STDERR_LINES, _STDERR_BYTES = 12, 16384
 _MAX_WORKERS = 8
 
 
@@ -41,8 +35,8 @@ class DeviceProbe:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Ended:
-    """How a child process ended: its answer, or why there is none (with a traceback or the end of its stderr)."""
+class _Answer:
+    """A hook's answer, or why there is none (with a traceback or the end of its process's stderr)."""
 
     answer: dict[str, Any] | None
     reason: str = ""
@@ -95,65 +89,19 @@ def _broken(
     return ProbeResult(status=ProbeStatus.BROKEN, reason=reason, fix=fix, cause=cause, details=details or {})
 
 
-def _run(plugin: InstalledPlugin, device: str, hook: str, timeout_s: float) -> _Ended:
-    identity = {name: getattr(plugin, name) for name in ("distribution", "version", "entry_point", "value")}
+def _run(plugin: InstalledPlugin, device: str, hook: str, timeout_s: float) -> _Answer:
     task = {
         "hook": hook,
-        "plugin": identity,
+        "plugin": plugin.identity,
         "manifest": asdict(plugin.manifest) if plugin.manifest else {},
         "device": device,
         "timeout_s": timeout_s,
     }
-    # The child finds modules where this process does; a session of its own lets us end its children with it.
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(path or os.getcwd() for path in sys.path))
-    # A file for stderr, not a pipe: a grandchild that keeps it open then delays nothing, and much output costs nothing.
-    with tempfile.TemporaryFile() as errors:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "enginecore.device.probe_main"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environment,
-            start_new_session=True,
-        )
-        try:
-            out, _ = child.communicate(json.dumps(task).encode(), timeout=timeout_s)
-        except subprocess.TimeoutExpired:
-            _end(child)
-            return _Ended(answer=None, reason=f"did not end within {timeout_s:g} s", trace=_tail(errors))
-        finally:
-            _end(child)
-        return _read_answer(child.returncode, out, errors)
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    """Kill what is left of the child's session."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
-    child.kill()
-    child.wait()
-
-
-def _read_answer(code: int, out: bytes, errors: IO[bytes]) -> _Ended:
+    ended = run_child("enginecore.device.probe_main", task, timeout_s)
     try:
-        answer = json.loads(out)
+        answer = json.loads(ended.out)
     except ValueError:
-        return _Ended(answer=None, reason=_how_it_ended(code), trace=_tail(errors))
+        return _Answer(answer=None, reason=ended.reason, trace=ended.trace)
     if "raised" in answer:
-        return _Ended(answer=None, reason=answer["raised"], trace=answer["traceback"])
-    return _Ended(answer=answer)
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"ended its process with exit code {code} and no answer"
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return f"was killed by {name}"
-
-
-def _tail(errors: IO[bytes]) -> str:
-    errors.seek(max(0, errors.seek(0, os.SEEK_END) - _STDERR_BYTES))
-    return "\n".join(errors.read().decode(errors="replace").strip().splitlines()[-_STDERR_LINES:])
+        return _Answer(answer=None, reason=answer["raised"], trace=answer["traceback"])
+    return _Answer(answer=answer)

@@ -15,7 +15,8 @@ from dataclasses import asdict
 from enum import Enum
 from typing import Any
 
-from enginecore.device.discovery import InstalledPlugin, load_hooks
+from enginecore.device.discovery import InstalledPlugin
+from enginecore.device.loading import load_hooks
 from enginecore.device.manifest import (
     DoctorContext,
     DoctorFinding,

@@ -21,8 +21,9 @@ from enginecore.device.attention import AttentionBackend
 from enginecore.device.backend import Backend
 from enginecore.device.capabilities import Capabilities
 from enginecore.device.collectives import Communicator
-from enginecore.device.discovery import InstalledPlugin, discover, load_hooks
+from enginecore.device.discovery import InstalledPlugin, discover
 from enginecore.device.graphs import GraphRunner
+from enginecore.device.loading import load_hooks
 from enginecore.device.manifest import BackendContext, ConfigContext, ProbeCause, ProbeResult, ProbeStatus
 from enginecore.device.memory import MemoryManager
 from enginecore.device.optable import OpTable
