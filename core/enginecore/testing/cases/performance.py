@@ -100,6 +100,8 @@ def against_products(ctx: CaseContext, dtype: str, work: Callable[[], Any], oper
 def device(ctx: CaseContext, dtype: str) -> None:
     """The yardsticks themselves."""
     ctx.require_dtype(dtype)
+    if ctx.backend.runtime is not None:
+        ctx.unsupported("the backend runs whole models through its runtime, and torch may not run on its device")
     ctx.metrics.update(ceilings(ctx, dtype))
 
 
