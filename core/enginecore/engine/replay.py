@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
-from enginecore.engine.engine import Engine
+from enginecore.clock import Clock
 from enginecore.request import EngineRequest, StepOutputs
 
 
-def replay(engine: Engine, requests: Sequence[EngineRequest]) -> Iterator[tuple[float, StepOutputs]]:
+class Steppable(Protocol):
+    """What a replay drives: an `Engine`, or something around one."""
+
+    @property
+    def clock(self) -> Clock: ...
+
+    def add(self, request: EngineRequest) -> None: ...
+
+    def has_work(self) -> bool: ...
+
+    def step(self) -> StepOutputs: ...
+
+
+def replay(engine: Steppable, requests: Sequence[EngineRequest]) -> Iterator[tuple[float, StepOutputs]]:
     """Add each request when the engine's clock reaches its `arrival_time` (seconds from now), and step while there is
     work. Yields (seconds from the start, outputs) after each step. Requests of the same moment keep their order.
     """
