@@ -9,7 +9,7 @@
 #   make install          only the environment                              PYTHON=python3.12 PIP_ARGS="..."
 
 MODEL  ?= smollm2-135m
-DEVICE ?= auto
+DEVICE ?= cpu
 PORT   ?= 8000
 ARGS   ?=
 
