@@ -9,8 +9,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from enginecore.device import AttentionBackend, AttentionQuery, Backend, MemoryManager, OpQuery, check_attention
-from enginecore.testing.nmse import deviation
 from enginecore.testing.profile import ConformanceProfile, id_matches
+from enginecore.testing.tolerance import deviation
 
 if TYPE_CHECKING:
     import torch
