@@ -22,7 +22,7 @@ def result_path(full_name: str) -> Path:
 
 
 def remember(report: Report, levels: str) -> None:
-    """Keep the outcome of a run over whole levels of an installed device; a cache that cannot be written is no error."""
+    """Keep the outcome of a run over whole levels of an installed device, if the cache can be written."""
     full_name = report.about.get("device")
     if not full_name:
         return

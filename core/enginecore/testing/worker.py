@@ -110,8 +110,16 @@ def _about(backend: Any, profile: Any, about: dict[str, str]) -> dict[str, Any]:
     claims = _plain(backend.capabilities)
     return {
         **about, "backend": type(backend).__qualname__, "gaps": gaps, "floors": floors, "capabilities": claims,
-        "support": support,
+        "support": support, "memory": _memory(backend),
     }  # fmt: skip
+
+
+def _memory(backend: Any) -> dict[str, Any]:
+    """The device's memory as this process sees it; empty when the plugin cannot say (level 2 says what is wrong)."""
+    try:
+        return dict(vars(backend.memory.memory_info()))
+    except Exception:
+        return {}
 
 
 def _plain(capabilities: Any) -> dict[str, Any]:
