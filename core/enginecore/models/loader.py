@@ -95,7 +95,8 @@ def load_model(
 
     `ops` is the backend's op table behind the dispatch (made here when None); `fuse` False forces the bridge;
     `max_model_len` is the number of positions to prepare for (None: as many as the model has); `quantization` is None,
-    "gguf" or "int8", in schemes that the backend claims (`quantization_reasons`). Raises ModelError and UnsupportedError as `inspect_model` does, and ModelError when a weight file is broken or does not fit the model.
+    "gguf" or "int8", in schemes that the backend claims (`quantization_reasons`). Raises ModelError and
+    UnsupportedError as `inspect_model` does, and ModelError when a weight file is broken or does not fit the model.
     """
     if backend.attention is None:
         raise ModelError("this backend has no attention; it runs whole models by itself")

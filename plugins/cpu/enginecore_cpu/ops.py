@@ -26,8 +26,8 @@ class PackedLinear:
     """A weight in the kernels' panel layout. Calling it multiplies: x [..., I] gives [..., O].
 
     The result has x's dtype, or float32 with `out_dtype=torch.float32` (logits without a rounding step). x must have
-    the weight's dtype; a weight in blocks takes any and rounds x to bytes, 32 to a scale. A row's result does not depend
-    on the other rows.
+    the weight's dtype; a weight in blocks takes any and rounds x to bytes, 32 to a scale. A row's result does not
+    depend on the other rows.
     """
 
     __slots__ = ("_packed", "_run", "dtype", "in_features", "nbytes", "out_features")
