@@ -36,13 +36,16 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     `memory_utilization` f: this process may use f times what the device has for us (on a CPU: of physical memory or the
     cgroup's limit). `kv_cache_memory` (bytes) or `num_blocks` override the cache's part alone.
     `max_model_len` "auto" takes the longest that the cache can hold. `long_prefill_token_threshold` caps the tokens
-    that one prompt gets in a step (0: only the step's budget caps it). `device_options` go to the plugin as they are.
+    that one prompt gets in a step (0: only the step's budget caps it). `quantization`: None or "auto" computes with
+    weights in `dtype`, whatever the file has; "gguf" keeps a GGUF file's blocks as they are; "int8" turns the weights
+    of any checkpoint into bytes. Both round activations to bytes. `device_options` go to the plugin as they are.
     """
 
     model: str = DEFAULT_MODEL
     served_model_name: str | None = None
     device: str = "auto"
     dtype: str = "auto"
+    quantization: str | None = None
     max_model_len: int | Literal["auto"] | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -81,6 +84,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.dtype not in ("auto", "bfloat16", "float16", "float32"):
             raise ParameterError(f"dtype must be auto, bfloat16, float16 or float32, got {self.dtype!r}", param="dtype")
+        if self.quantization not in (None, "auto", "gguf", "int8"):
+            raise ParameterError(
+                f"quantization must be auto, gguf or int8, got {self.quantization!r}", param="quantization"
+            )
         if self.kv_cache_memory is not None and self.num_blocks is not None:
             raise ParameterError("give kv_cache_memory or num_blocks, not both", param="num_blocks")
 
@@ -110,6 +117,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduling_policy: Literal["fcfs", "priority"]
     seed: int
     max_logprobs: int
+    quantization: str | None = None
     fuse: bool = True
     strict_ops: bool = False
     choices: list[tuple[str, str, str]] = []

@@ -90,6 +90,36 @@ def latency(
     print_report(measure_latency(engine, items, sizes, input_len, output_len, repeat), as_json=as_json)
 
 
+@app.command()
+@with_engine
+def perplexity(
+    engine: EngineArgs,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Text to score. Default: the prompts of the built-in workload, one after the other.",
+            rich_help_panel=WORK,
+        ),
+    ] = None,
+    window: Annotated[int, typer.Option(min=2, help="Tokens that are scored together.", rich_help_panel=WORK)] = 512,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Score this much of the text.", rich_help_panel=WORK)] = 16384,
+    as_json: Json = False,
+) -> None:
+    """How well the model predicts a fixed text: what a dtype or a quantization costs in accuracy.
+
+    Windows of --window tokens are scored each by itself; the figure is exp of the mean negative log-likelihood.
+
+    Example: enginecore bench perplexity --quantization int8
+    """
+    from enginecore.cli.bench_perplexity import measure_perplexity, text_of
+    from enginecore.cli.bench_report import print_report
+    from enginecore.cli.bench_workload import load_workload
+
+    content = text.read_text(encoding="utf-8") if text is not None else text_of(load_workload(None, 128))
+    print_report(measure_perplexity(engine, content, window, max_tokens), as_json=as_json)
+
+
 Url = Annotated[
     str | None,
     typer.Option(

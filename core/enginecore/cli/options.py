@@ -33,6 +33,14 @@ Dtype = Annotated[
         rich_help_panel=MODEL,
     ),
 ]
+Quantization = Annotated[
+    str,
+    typer.Option(
+        help="auto computes with weights in --dtype; gguf keeps the blocks of a GGUF file as they are; int8 turns the "
+        "weights of any checkpoint into bytes. Both round activations to bytes.",
+        rich_help_panel=MODEL,
+    ),
+]
 MaxModelLen = Annotated[
     str | None,
     typer.Option(

@@ -26,6 +26,7 @@ from enginecore.engine.resolve import (
 from enginecore.errors import KVCacheTooSmall, ModelError, UnsupportedError
 from enginecore.models.inspect import ModelShape, inspect_model
 from enginecore.models.loader import load_model
+from enginecore.models.quantization import quantization_reasons
 from enginecore.models.store import ModelFiles, resolve_model
 from enginecore.ops.dispatch import Ops
 from enginecore.parallel.executor import InprocExecutor
@@ -159,6 +160,7 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
     args, backend, settings = site.args, site.backend, site.settings
     attention, memory = backend.attention, backend.memory
     assert attention is not None
+    quantization = None if args.quantization == "auto" else args.quantization
     shape = inspect_model(site.files, settings.dtype)
     _refuse_unsupported(site, shape)
     max_model_len = resolve_max_model_len(args, shape.max_positions, site.choices)
@@ -170,7 +172,13 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
 
     before = memory.process_used_bytes()
     model = load_model(
-        site.files, backend=backend, dtype=settings.dtype, fuse=args.fuse, ops=ops, max_model_len=max_model_len
+        site.files,
+        backend=backend,
+        dtype=settings.dtype,
+        fuse=args.fuse,
+        ops=ops,
+        max_model_len=max_model_len,
+        quantization=quantization,
     )
     ledger = _ledger(site, shape, before, model.weight_bytes)
     num_blocks, max_model_len = fit_blocks(
@@ -208,6 +216,8 @@ def _refuse_unsupported(site: _Site, shape: ModelShape) -> None:
     reasons: list[str] = []
     if site.settings.dtype not in capabilities.dtypes:
         reasons.append(f"dtype {site.settings.dtype} is not one of {sorted(capabilities.dtypes)}")
+    quantization = None if site.args.quantization == "auto" else site.args.quantization
+    reasons += quantization_reasons(site.files, quantization, capabilities)
     for query in shape.attention_queries(site.args.block_size):
         unknown = query.features - capabilities.features
         known = replace(query, features=query.features & capabilities.features)
@@ -267,6 +277,7 @@ def _engine_config(site: _Site, vocab_size: int, max_model_len: int, num_blocks:
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_blocks=num_blocks,
         max_logprobs=args.max_logprobs,
+        quantization=None if args.quantization == "auto" else args.quantization,
         fuse=args.fuse,
         strict_ops=args.strict_ops,
         choices=site.choices.made,

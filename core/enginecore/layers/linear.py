@@ -11,6 +11,19 @@ import torch
 from torch import nn
 
 
+class JoinedLinear:
+    """Several packed linears over the same input, their outputs side by side: parts that cannot be packed as one."""
+
+    def __init__(self, parts: list[Any]) -> None:
+        self.parts = parts
+        self.in_features = parts[0].in_features
+        self.out_features = sum(part.out_features for part in parts)
+        self.nbytes = sum(part.nbytes for part in parts)
+
+    def __call__(self, x_TI: torch.Tensor) -> torch.Tensor:
+        return torch.cat([part(x_TI) for part in self.parts], dim=-1)
+
+
 class PackedLinear(nn.Module):  # type: ignore[misc]
     """In place of nn.Linear: `packed` is what the `pack_linear` op returned."""
 

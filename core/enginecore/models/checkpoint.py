@@ -20,6 +20,7 @@ from enginecore.models.gguf_weights import GGUFTensors
 from enginecore.models.pickle_loader import PickledTensors
 from enginecore.models.safetensors_loader import SafetensorsFile, TensorSource
 from enginecore.models.store import ModelFiles
+from enginecore.ops.quantized import QuantizedWeight
 
 Rename = Callable[[str], "tuple[str, str | None]"]
 
@@ -70,6 +71,11 @@ class Checkpoint:
         if name not in self._ready:
             self._ready.update(self._convert(name))
         out.copy_(self._ready.pop(name))
+
+    def read_quantized(self, name: str, dtype: torch.dtype) -> QuantizedWeight | None:
+        """Parameter `name` in the blocks of its file, for activations in `dtype`; None when it is in plain numbers."""
+        source, key = self._direct.get(self.source_name(name), (None, ""))
+        return source.read_quantized(key, dtype) if isinstance(source, GGUFTensors) else None
 
     def rope_factors(self) -> torch.Tensor | None:
         """Divisors of the rotary frequencies that come with the weights (GGUF files of llama 3)."""

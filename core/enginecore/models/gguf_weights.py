@@ -13,7 +13,8 @@ import torch
 
 from enginecore.errors import ModelError
 from enginecore.models.gguf_config import ROPE_FACTORS, architecture, hf_config, hf_name
-from enginecore.models.gguf_reader import GGUFFile, GGUFTensorInfo
+from enginecore.models.gguf_reader import GGML_TYPES, GGUFFile, GGUFTensorInfo
+from enginecore.ops.quantized import SCHEMES, QuantizedWeight
 
 #: float32 bytes that one slice dequantises to: it stays in a core's cache, and it bounds what loading needs besides.
 _SLICE_BYTES = 1 << 20
@@ -50,6 +51,19 @@ class GGUFTensors:
         rows = torch.empty(info.shape, dtype=torch.float32)
         self._fill(info, rows)
         out.copy_(_unpermute(rows, heads))
+
+    def read_quantized(self, name: str, dtype: torch.dtype) -> QuantizedWeight | None:
+        """The blocks of a matrix, rows in the model's order; None when its type has no scheme of ours."""
+        info = self._infos[name]
+        scheme = GGML_TYPES[info.ggml_type][0].lower()
+        if scheme not in SCHEMES or len(info.shape) != 2:
+            return None
+        data_OB = torch.from_numpy(np.array(self._file.data(info))).view(info.shape[0], -1)
+        heads = self._heads(name)
+        if heads is not None:
+            data_OB = _unpermute(data_OB, heads)
+        self._file.release(info)
+        return QuantizedWeight(scheme, data_OB, info.shape[1], dtype)
 
     def rope_factors(self) -> torch.Tensor | None:
         """Divisors of the rotary frequencies, float32 [head size / 2]; None when the file has none."""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import math
 import mmap
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from enginecore.errors import ModelError
-from enginecore.layers.linear import PackedEmbedding, PackedLinear
+from enginecore.layers.linear import JoinedLinear, PackedEmbedding, PackedLinear
 from enginecore.models.checkpoint import Checkpoint
+from enginecore.ops.quantized import QuantizedWeight, can_quantize_int8, quantize_int8
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 #: Bytes from which on a weight gets memory of its own.
 _LARGE = 1 << 18
 
-Pack = Callable[[torch.Tensor, "torch.Tensor | None"], Any]
+Pack = Callable[["torch.Tensor | QuantizedWeight", "torch.Tensor | None"], Any]
 
 
 #: transformers' mark on tensors that its initialisers must leave alone.
@@ -30,9 +32,11 @@ _INITIALIZED = "_is_hf_initialized"
 class Materializer:
     """Reads weights of `checkpoint` onto `device`. `bytes` counts what it made."""
 
-    def __init__(self, checkpoint: Checkpoint, device: torch.device, pack: Pack) -> None:
+    def __init__(
+        self, checkpoint: Checkpoint, device: torch.device, pack: Pack, quantization: str | None = None
+    ) -> None:
         self.checkpoint, self.device, self.bytes = checkpoint, device, 0
-        self._pack = pack
+        self._pack, self._quantization = pack, quantization
 
     def tensor(self, name: str) -> torch.Tensor:
         """One parameter in the model's dtype."""
@@ -42,14 +46,31 @@ class Materializer:
 
     def linear(self, prefixes: list[str]) -> Any:
         """One packed linear out of the rows of several, in order. The unpacked weight is gone when this returns."""
-        weight_OI = self._stack([f"{prefix}.weight" for prefix in prefixes])
+        blocks = self._blocks(prefixes) if self._quantization == "gguf" else []
+        if len({weight.scheme for weight in blocks}) > 1:  # each part is a product of its own
+            return JoinedLinear([self.linear([prefix]) for prefix in prefixes])
+        weight: torch.Tensor | QuantizedWeight
+        if blocks:
+            data_OB = torch.cat([part.data_OB for part in blocks]) if len(blocks) > 1 else blocks[0].data_OB
+            weight = replace(blocks[0], data_OB=data_OB.to(self.device))
+        else:
+            weight = self._stack([f"{prefix}.weight" for prefix in prefixes])
+            if self._quantization == "int8" and can_quantize_int8(weight.shape[1]):
+                weight = quantize_int8(weight)
         biases = [f"{prefix}.bias" for prefix in prefixes if f"{prefix}.bias" in self.checkpoint.parameters]
         if biases and len(biases) != len(prefixes):
             raise ModelError(f"only some of {prefixes} have a bias")
         bias_O = self._stack(biases) if biases else None
-        packed = self._pack(weight_OI, bias_O)
+        packed = self._pack(weight, bias_O)
         self.bytes += packed.nbytes
         return packed
+
+    def _blocks(self, prefixes: list[str]) -> list[QuantizedWeight]:
+        """The weights as their file has them, all of them or none."""
+        names = [f"{prefix}.weight" for prefix in prefixes]
+        read = (self.checkpoint.read_quantized(name, self.checkpoint.parameters[name].dtype) for name in names)
+        found = [weight for weight in read if weight is not None]
+        return found if len(found) == len(names) else []
 
     def _stack(self, names: list[str]) -> torch.Tensor:
         likes = [self.checkpoint.parameters[name] for name in names]

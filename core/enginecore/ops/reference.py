@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from enginecore.ops.quantized import QuantizedWeight
+
 
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
     x = x_TE.float()
@@ -82,7 +84,9 @@ class PackedLinear:
         return int(self.weight_OI.nbytes) + (0 if self.bias_O is None else int(self.bias_O.nbytes))
 
 
-def pack_linear(weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> PackedLinear:
+def pack_linear(weight_OI: torch.Tensor | QuantizedWeight, bias_O: torch.Tensor | None) -> PackedLinear:
+    if isinstance(weight_OI, QuantizedWeight):
+        weight_OI = weight_OI.dequantize()
     return PackedLinear(weight_OI, bias_O)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from enginecore.device.capabilities import Verdict
 from enginecore.device.optable import Impl, OpQuery, OpTable
+from enginecore.ops.quantized import QuantizedWeight
 
 _DTYPES = ("float32", "bfloat16")
 _ACTIVATIONS = {"silu_and_mul": 0, "gelu_and_mul": 1, "gelu_tanh_and_mul": 2}
@@ -25,7 +26,8 @@ class PackedLinear:
     """A weight in the kernels' panel layout. Calling it multiplies: x [..., I] gives [..., O].
 
     The result has x's dtype, or float32 with `out_dtype=torch.float32` (logits without a rounding step). x must have
-    the weight's dtype. A row's result does not depend on the other rows.
+    the weight's dtype; a weight in blocks takes any and rounds x to bytes, 32 to a scale. A row's result does not
+    depend on the other rows.
     """
 
     __slots__ = ("_packed", "_run", "dtype", "in_features", "nbytes", "out_features")
@@ -115,11 +117,14 @@ class NativeOps(OpTable):
 
         return gate
 
-    def _pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> PackedLinear:
+    def _pack_linear(self, weight: torch.Tensor | QuantizedWeight, bias: torch.Tensor | None) -> PackedLinear:
+        values = None if bias is None else bias.detach().float().contiguous()
+        if isinstance(weight, QuantizedWeight):
+            packed = self._kernels.quant_linear(weight.scheme, weight.data_OB, weight.in_features, values)
+            return PackedLinear(packed, weight.dtype)
         weight = weight.detach()
         if weight.dim() == 2 and weight.stride(1) != 1:
             weight = weight.contiguous()
-        values = None if bias is None else bias.detach().float().contiguous()
         return PackedLinear(self._kernels.linear(weight, values), weight.dtype)
 
     def _sample(

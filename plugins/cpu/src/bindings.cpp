@@ -89,6 +89,52 @@ class Linear {
   std::unique_ptr<PackedWeight> packed_;
 };
 
+class QuantLinear {
+ public:
+  QuantLinear(Pool& pool, const Isa& isa, Arena& arena, const std::string& scheme, nb::handle blocks, int64_t inputs, nb::handle bias)
+      : pool_(pool), isa_(isa) {
+    const Tensor w = view(blocks, "blocks", 2, Kind::kUInt8);
+    require(w.shape[0] > 0 && inputs > 0 && inputs % kBlock == 0, "blocks", "must hold whole blocks of 32 inputs");
+    packed_ = std::make_unique<QuantWeight>(arena, scheme, w.shape[0], inputs);
+    require(w.shape[1] == packed_->blocks * packed_->file_block && w.stride[1] == 1, "blocks", "has rows of another size");
+    if (!bias.is_none()) {
+      const Tensor b = view(bias, "bias", 1, Kind::kFloat32);
+      require(b.shape[0] == w.shape[0] && b.contiguous(), "bias", "must be contiguous, one value for each output");
+      packed_->bias.assign(b.as<float>(), b.as<float>() + b.shape[0]);
+    }
+    nb::gil_scoped_release release;
+    packed_->pack(pool_, w.data, w.stride[0]);
+  }
+
+  void run(nb::handle x_object, nb::handle y_object) const {
+    const Tensor x = view(x_object, "x"), y = view(y_object, "y");
+    const Rows in = as_rows(x, "x"), out = as_rows(y, "y");
+    require(in.width == packed_->K, "x", "has the wrong number of features");
+    require(out.width == packed_->N && out.rows == in.rows, "y", "has the wrong shape");
+    const DType x_type = float_type(x, "x"), y_type = float_type(y, "y");
+    nb::gil_scoped_release release;
+    run_quant(pool_, isa_, *packed_, in.data, in.stride, x_type, in.rows, out.data, out.stride, y_type);
+  }
+
+  void rows(nb::handle ids_object, nb::handle out_object) const {
+    const Tensor ids = view(ids_object, "ids"), out = view(out_object, "out");
+    require(ids.kind == Kind::kInt64 && ids.contiguous(), "ids", "must be contiguous int64");
+    require(out.contiguous() && out.numel() == ids.numel() * packed_->K, "out", "has the wrong shape");
+    const DType dtype = float_type(out, "out");
+    nb::gil_scoped_release release;
+    packed_->rows(pool_, ids.as<int64_t>(), ids.numel(), out.data, dtype);
+  }
+
+  int64_t in_features() const { return packed_->K; }
+  int64_t out_features() const { return packed_->N; }
+  int64_t nbytes() const { return packed_->bytes() + int64_t(packed_->bias.size() * 4); }
+
+ private:
+  Pool& pool_;
+  const Isa& isa_;
+  std::unique_ptr<QuantWeight> packed_;
+};
+
 class Kernels {
  public:
   Kernels(int threads, const std::string& isa) : isa_(*choose_isa(isa.c_str())), pool_(threads) {}
@@ -97,6 +143,10 @@ class Kernels {
   int threads() const { return pool_.threads(); }
 
   Linear* linear(nb::handle weight, nb::handle bias) { return new Linear(pool_, isa_, arena_, weight, bias); }
+
+  QuantLinear* quant_linear(const std::string& scheme, nb::handle blocks, int64_t inputs, nb::handle bias) {
+    return new QuantLinear(pool_, isa_, arena_, scheme, blocks, inputs, bias);
+  }
 
   void rms_norm(nb::handle x_object, nb::handle weight_object, nb::handle out_object, double eps) {
     norm(view(x_object, "x"), nullptr, weight_object, out_object, eps);
@@ -324,11 +374,19 @@ NB_MODULE(_native, m) {
       .def_prop_ro("in_features", &Linear::in_features)
       .def_prop_ro("out_features", &Linear::out_features)
       .def_prop_ro("nbytes", &Linear::nbytes);
+  nb::class_<QuantLinear>(m, "QuantLinear")
+      .def("run", &QuantLinear::run, "y = x w^T + bias")
+      .def("rows", &QuantLinear::rows)
+      .def_prop_ro("in_features", &QuantLinear::in_features)
+      .def_prop_ro("out_features", &QuantLinear::out_features)
+      .def_prop_ro("nbytes", &QuantLinear::nbytes);
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<int, std::string>(), nb::arg("threads"), nb::arg("isa") = "")
       .def_prop_ro("isa", &Kernels::isa)
       .def_prop_ro("threads", &Kernels::threads)
       .def("linear", &Kernels::linear, nb::arg("weight"), nb::arg("bias").none(), nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
+      .def("quant_linear", &Kernels::quant_linear, nb::arg("scheme"), nb::arg("blocks"), nb::arg("inputs"), nb::arg("bias").none(),
+           nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
       .def("rms_norm", &Kernels::rms_norm)
       .def("add_rms_norm", &Kernels::add_rms_norm)
       .def("rotary", &Kernels::rotary, nb::arg("positions"), nb::arg("query"), nb::arg("key").none(), nb::arg("cos_sin"), nb::arg("interleaved"))

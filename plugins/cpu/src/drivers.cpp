@@ -34,15 +34,19 @@ int64_t item_size(DType dtype) { return dtype == DType::kFloat32 ? 4 : 2; }
 
 const Isa* choose_isa(const char* wanted) {
   const std::string name = wanted ? wanted : "";
-  const Isa* found[4];
+  const Isa* found[5];
   int count = 0;
 #if defined(EC_X86)
   __builtin_cpu_init();
   const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
 #if defined(EC_AVX512_BF16)
-  if (avx512 && __builtin_cpu_supports("avx512bf16")) found[count++] = isa_avx512_bf16();
+  if (vnni && __builtin_cpu_supports("avx512bf16")) found[count++] = isa_avx512_bf16();
+#endif
+#if defined(EC_AVX512_VNNI)
+  if (vnni) found[count++] = isa_avx512_vnni();
 #endif
 #if defined(EC_AVX512)
   if (avx512) found[count++] = isa_avx512();
@@ -50,7 +54,7 @@ const Isa* choose_isa(const char* wanted) {
 #if defined(EC_AVX2)
   if (avx2) found[count++] = isa_avx2();
 #endif
-  (void)avx512;
+  (void)vnni;
 #endif
   found[count++] = isa_generic();
   if (name.empty()) return found[0];

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "kernels.hpp"
@@ -56,6 +57,28 @@ struct PackedWeight {
 
 void run_linear(Pool& pool, const Isa& isa, const PackedWeight& weight, const char* x, int64_t x_stride, int64_t rows,
                 char* y, int64_t y_stride, bool y_float32);
+
+// A weight in one of GGUF's formats of 32 inputs a block: "q4_0", "q4_1", "q5_0", "q5_1", "q8_0". Throws for another.
+struct QuantWeight {
+  QuantWeight(Arena& arena, const std::string& scheme, int64_t outputs, int64_t inputs);
+  int64_t bytes() const { return panels * panel_bytes; }
+  void pack(Pool& pool, const char* source, int64_t row_bytes);  // rows of blocks as in the file
+  void rows(Pool& pool, const int64_t* ids, int64_t count, char* out, DType dtype) const;
+
+  int64_t N, K, blocks, panels, panel_bytes, block_bytes;
+  int file_block;  // bytes of a block in the file
+  Codes codes;
+  bool has_min;
+  int32_t offset;
+  Arena::Piece memory;
+  std::vector<float> bias;
+
+ private:
+  void pack_panel(int64_t panel, const char* source, int64_t row_bytes);
+};
+
+void run_quant(Pool& pool, const Isa& isa, const QuantWeight& weight, const char* x, int64_t x_stride, DType x_type,
+               int64_t rows, char* y, int64_t y_stride, DType y_type);
 
 struct AttentionBatch {
   int64_t sequences, tokens, table_width, query_heads;

@@ -4,12 +4,14 @@
 #include "product.inl"
 
 #include "linear.inl"
+#include "quant.inl"
 #include "pointwise.inl"
 
 #include "attention.inl"
 #include "cache.inl"
 
 namespace EC_ISA {
-static const Isa kTable = {EC_NAME, linear,  attention, attention_merge, cache_write,  norm,          rotary,
-                           gate,    arg_max, exp_row,   collect,         measure_read, measure_matrix};
+static const Isa kTable = {EC_NAME, linear,  quantize, quant_linear, attention,    attention_merge, cache_write,
+                           norm,    rotary,  gate,     arg_max,      exp_row,      collect,         measure_read,
+                           measure_matrix};
 }

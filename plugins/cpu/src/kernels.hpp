@@ -27,6 +27,44 @@ struct LinearArgs {
   bool y_float32;
 };
 
+// Weights in blocks of 32 inputs, one scale (half precision) and perhaps a minimum to a block: w = scale * code + minimum,
+// or scale * (code - offset). A panel of 16 outputs holds, block after block, in as many bytes as the file has,
+//   16 scales | 16 minima, if any | 64 bytes of fifth bits, if any | codes
+// where step s of the codes is a line of 16 outputs x 4 bytes: inputs 4s..4s+3 (bytes), or in the low halves inputs
+// 4s..4s+3 and in the high halves 16+4s..16+4s+3. Fifth bits are a 64-bit mask for each 4 inputs in the order of inputs.
+enum class Codes : int { kNibble = 0, kFive = 1, kByte = 2 };
+constexpr int kBlock = 32;
+
+// A block of a row in signed bytes. `start`: -offset times the sum of its codes; `weighted`: scale times that sum.
+struct RowBlock {
+  float scale;
+  int32_t start;
+  float weighted;
+};
+
+struct QuantizeArgs {
+  const char* x;
+  int64_t x_stride;  // bytes between rows
+  int8_t* codes;     // [M][blocks][32]
+  RowBlock* scales;  // [M][blocks]
+  int64_t blocks;
+  int32_t offset;
+  DType dtype;
+};
+
+struct QuantArgs {
+  const int8_t* x;         // [M][blocks][32]
+  const RowBlock* scales;  // [M][blocks]
+  const char* w;
+  const float* bias;  // null: none
+  char* y;
+  int64_t y_stride;  // bytes between rows
+  int64_t N, blocks, panel_bytes;
+  Codes codes;
+  bool has_min;
+  DType y_type;
+};
+
 // The cache of one attention call, block by block: keys then values, each [kv heads][block_size * padded D].
 //   keys:   panels of P = min(16, block_size) tokens, [D][P] float32 or [D/2][P][2] bfloat16
 //   values: [block_size][padded D] float32 or [block_size/2][padded D][2] bfloat16
@@ -125,6 +163,8 @@ constexpr int kSumBlock = 256;  // probabilities whose sum is kept, so that a dr
 struct Isa {
   const char* name;
   void (*linear)(const LinearArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
+  void (*quantize)(const QuantizeArgs&, int64_t m0, int64_t m1);
+  void (*quant_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
   void (*attention)(const AttentionArgs&, const AttentionItem&, const AttentionScratch&, float* partial);
   void (*attention_merge)(const AttentionArgs&, const AttentionItem&, const AttentionScratch&, const float* partials,
                           int64_t partial_stride);
@@ -144,6 +184,7 @@ struct Isa {
 };
 
 const Isa* isa_avx512_bf16();
+const Isa* isa_avx512_vnni();
 const Isa* isa_avx512();
 const Isa* isa_avx2();
 const Isa* isa_generic();

@@ -31,6 +31,7 @@ Kind kind_of(DLDataType t) {
   if (t.code == 2 && t.bits == 64) return Kind::kFloat64;
   if (t.code == 0 && t.bits == 32) return Kind::kInt32;
   if (t.code == 0 && t.bits == 64) return Kind::kInt64;
+  if (t.code == 1 && t.bits == 8) return Kind::kUInt8;
   return Kind::kOther;
 }
 
@@ -56,6 +57,7 @@ Kind kind_of(const std::string& name) {
   if (name == "torch.float64") return Kind::kFloat64;
   if (name == "torch.int32") return Kind::kInt32;
   if (name == "torch.int64") return Kind::kInt64;
+  if (name == "torch.uint8") return Kind::kUInt8;
   return Kind::kOther;
 }
 
@@ -115,7 +117,7 @@ Tensor view(nb::handle object, const char* name, int dims) {
 Tensor view(nb::handle object, const char* name, int dims, Kind kind) {
   Tensor t = view(object, name, dims);
   if (t.kind != kind) {
-    static const char* const names[] = {"float32", "bfloat16", "float64", "int32", "int64", "?"};
+    static const char* const names[] = {"float32", "bfloat16", "float64", "int32", "int64", "uint8", "?"};
     throw nb::type_error((std::string(name) + " must be " + names[int(kind)]).c_str());
   }
   return t;

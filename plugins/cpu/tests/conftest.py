@@ -18,7 +18,7 @@ def pytest_generate_tests(metafunc):
 def instruction_sets() -> list[str]:
     """Those compiled here that this processor can run."""
     module, found = native.load(), []
-    for name in ("avx512_bf16", "avx512", "avx2", "generic") if module is not None else ():
+    for name in ("avx512_bf16", "avx512_vnni", "avx512", "avx2", "generic") if module is not None else ():
         try:
             module.Kernels(1, name)
         except ValueError:
