@@ -169,10 +169,17 @@ def engine_argv(engine: EngineArgs) -> list[str]:
 
 
 def open_llm(engine: EngineArgs) -> LLM:
-    """The engine that `engine` describes, in this process."""
+    """The engine that `engine` describes, in this process. Loading takes seconds, so a terminal is told."""
+    tell_loading(engine)
     from enginecore.frontend.llm import LLM
 
     return LLM(**{name: getattr(engine, name) for name in engine.__struct_fields__})
+
+
+def tell_loading(engine: EngineArgs) -> None:
+    """One line on a terminal's standard error."""
+    if sys.stderr.isatty():
+        print(f"loading {engine.model} on {engine.device} ...", file=sys.stderr, flush=True)
 
 
 def set_up_logging(level: int) -> None:

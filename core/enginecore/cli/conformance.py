@@ -44,7 +44,8 @@ def conformance(
     only: Annotated[
         str | None,
         typer.Option(
-            metavar="PATTERN", help="Cases whose id matches, such as 'L1/attention/*alibi*' or 'gqa'; comma for or."
+            metavar="PATTERN",
+            help="Cases whose id matches, such as 'gqa' or 'L1/attention'; comma for or, shell wildcards work.",
         ),
     ] = None,
     model: Annotated[

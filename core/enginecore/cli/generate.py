@@ -90,12 +90,12 @@ def generate(
     text = sys.stdin.read() if prompt == "-" else prompt
     if not text:
         raise ParameterError("the prompt is empty", param="prompt")
-    _generate_one(engine, text, sampling)
+    _generate_one(engine, text, sampling, progress=progress and sys.stderr.isatty())
 
 
-def _generate_one(engine: EngineArgs, text: str, sampling: dict[str, Any]) -> None:
+def _generate_one(engine: EngineArgs, text: str, sampling: dict[str, Any], *, progress: bool) -> None:
     from enginecore.cli.generate_file import with_defaults
 
     with open_llm(engine) as llm:
-        answer = llm.generate([text], with_defaults(llm, sampling), use_tqdm=False)[0]
+        answer = llm.generate([text], with_defaults(llm, sampling), use_tqdm=progress)[0]
     print(answer.outputs[0].text)

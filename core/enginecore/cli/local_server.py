@@ -22,7 +22,7 @@ from typing import TextIO
 
 import httpx
 
-from enginecore.cli.common import engine_argv
+from enginecore.cli.common import engine_argv, tell_loading
 from enginecore.config import EngineArgs
 from enginecore.errors import EngineCoreError
 
@@ -50,6 +50,7 @@ def local_server(engine: EngineArgs) -> Iterator[LocalServer]:
 
     Raises LocalServerError with the server's own words when it does not come up.
     """
+    tell_loading(engine)
     port, api_key = _free_port(), secrets.token_urlsafe(24)
     command = [sys.executable, "-m", "enginecore.cli.local_server", "--host", HOST, "--port", str(port)]
     command += engine_argv(engine)

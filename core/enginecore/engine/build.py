@@ -63,8 +63,8 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
     backend.set_device(selected.index)
     if isinstance(clock, VirtualClock) and (backend.runtime is None or backend.runtime.step_seconds() is None):
         raise UnsupportedError(
-            f"{selected.device} ({selected.plugin.label}) as asked for models no time, so time cannot be virtual",
-            fix="choose a simulated device and what it simulates, such as --profile h100",
+            f"{selected.device} ({selected.plugin.label}) was not told what to simulate",
+            fix="name what it simulates, such as --profile h100",
         )
     files = _find_model(args, backend)
     settings = resolve_settings(args, selected, files.config, backend.capabilities.dtypes, choices)
@@ -166,6 +166,12 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
     max_model_len = resolve_max_model_len(args, shape.max_positions, site.choices)
     specs = shape.kv_specs(args.block_size)
     block_bytes = sum(attention.kv_cache_layout(spec).page_bytes * spec.num_layers for spec in specs)
+    usable = memory.memory_info().usable_bytes
+    if args.kv_cache_memory is not None and args.kv_cache_memory > usable:
+        raise KVCacheTooSmall(
+            f"kv_cache_memory asks for {args.kv_cache_memory} bytes; the device has {usable} usable",
+            fix="lower kv_cache_memory",
+        )
     explicit = args.num_blocks is not None or args.kv_cache_memory is not None
     if explicit:  # refused before the weights are read
         fit_blocks(args, max_model_len, block_bytes, None, settings.max_num_seqs, Choices())

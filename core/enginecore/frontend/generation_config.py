@@ -50,9 +50,8 @@ def sampling_defaults(source: str, model_path: str, overrides: dict[str, Any] | 
             )
         defaults[_FIELDS[name]] = value
     SamplingParams(**defaults)
-    if defaults:
-        shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
-        logger.info("sampling defaults for requests that do not say otherwise: %s", shown)
+    shown = ", ".join(f"{name}={value}" for name, value in defaults.items())
+    logger.info("sampling defaults for requests that do not say otherwise: %s", shown or "the API's own")
     return defaults
 
 

@@ -5,6 +5,7 @@ The order is: alias, then path, then hub id. `./NAME` always means a path.
 
 from __future__ import annotations
 
+import difflib
 import json
 import os
 import re
@@ -162,9 +163,22 @@ def _from_hub(name: str, allow_download: bool, progress: Progress | None) -> Pat
             )
         )
     except Exception as error:  # the hub client raises many kinds, network libraries' own among them
-        reason = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no details'}"
-        where = "not in the hub's cache (downloads are off)" if local_only else f"the hub said {reason[:200]}"
-        raise ModelError(f"model {name!r} not found: {tried}, {where}") from error
+        told = f"model {name!r} not found: {tried}, {_hub_problem(error, local_only)}"
+        raise ModelError(told, fix=_meant(name)) from error
+
+
+def _hub_problem(error: Exception, local_only: bool) -> str:
+    if local_only:
+        return "not in the hub's cache (downloads are off)"
+    text = str(error).strip()
+    if "onnect" in text:  # ConnectError, ConnectTimeout, "connection refused": the words of several libraries
+        return "and the Hugging Face hub cannot be reached from here"
+    return f"the hub said {type(error).__name__}: {text.splitlines()[0][:200] if text else 'no details'}"
+
+
+def _meant(name: str) -> str | None:
+    close = difflib.get_close_matches(name, ALIASES, n=1)
+    return f"did you mean {close[0]}?" if close else None
 
 
 def read_json(path: Path) -> dict[str, Any]:

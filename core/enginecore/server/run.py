@@ -113,7 +113,8 @@ class _Lifetime:
             logger.warning("%s again: ending at once", name)
             self._force.set()
         else:
-            logger.info("%s: no new requests; those in flight may finish", name)
+            seconds = self._args.shutdown_timeout
+            logger.info("%s: no new requests; those in flight have %g s to finish (again: end at once)", name, seconds)
             self._stop.set()
 
     async def run(self) -> int:
@@ -134,6 +135,7 @@ class _Lifetime:
         def observer(config: EngineConfig) -> Metrics:
             return Metrics(config.served_model_name, config.num_blocks)
 
+        logger.info("loading %s on %s", self._engine_args.model, self._engine_args.device)
         loading = asyncio.create_task(
             AsyncLLM.create(
                 self._engine_args, observer=observer, sampling_overrides=self._args.override_generation_config

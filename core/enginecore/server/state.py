@@ -45,7 +45,8 @@ class ServerState:
     def check_model(self, model: str | None) -> None:
         """A request may leave the model out, but not ask for another one."""
         if model is not None and model != self.model_name:
-            raise ApiError(404, f"the model {model[:256]!r} does not exist", param="model", code="model_not_found")
+            told = f"the model {model[:256]!r} does not exist; this server has {self.model_name!r}"
+            raise ApiError(404, told, param="model", code="model_not_found")
 
     @contextlib.contextmanager
     def reserve(self, count: int) -> Iterator[Callable[[], None]]:

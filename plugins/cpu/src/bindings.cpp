@@ -367,6 +367,7 @@ class Kernels {
 
 NB_MODULE(_native, m) {
   m.doc() = "The compiled kernels of the CPU plugin.";
+  nb::set_leak_warnings(false);  // a process may end with its engine still there; that is no leak to tell a user about
   m.def("isa", [] { return choose_isa("")->name; }, "The instruction set that is used unless another is asked for.");
   nb::class_<Linear>(m, "Linear")
       .def("run", &Linear::run, "y = x w^T + bias")
