@@ -91,7 +91,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings with nothing left open. `choices` lists what was decided for the user, as (setting, value, reason)."""
+    """Settings with nothing left open. `choices` lists what was decided for the user, as (setting, value, reason).
+
+    `copies_blocks` says whether the device can copy a KV block, which sharing the last one of a prompt needs."""
 
     model: str
     model_path: str
@@ -112,6 +114,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_logprobs: int
     fuse: bool = True
     strict_ops: bool = False
+    copies_blocks: bool = True
     choices: list[tuple[str, str, str]] = []
 
 

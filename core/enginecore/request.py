@@ -164,6 +164,7 @@ class EngineRequest(msgspec.Struct, array_like=True):
     `seed` is set when the choice must be reproducible, else the engine draws one. `bad_words_ids` are the token
     sequences of `params.bad_words`. `max_tokens` is final: prompt plus it fits max_model_len.
     `cached_prompt` False makes the request ignore prefix-cache hits (it still fills the cache).
+    `fork_of` names a request with the same prompt, added before: the prompt is computed once and its blocks are shared.
     """
 
     request_id: str
@@ -178,6 +179,7 @@ class EngineRequest(msgspec.Struct, array_like=True):
     cache_salt: str | None = None
     adapter: tuple[str, int] | None = None
     cached_prompt: bool = True
+    fork_of: str | None = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -204,7 +206,9 @@ class EngineOutput(msgspec.Struct, array_like=True):
 
 
 class EngineStats(msgspec.Struct, array_like=True):
-    """Gauges and counters of the engine, sent with outputs and after aborts. Counters only grow."""
+    """Gauges and counters of the engine, sent with outputs and after aborts. Counters only grow.
+
+    `num_forks` sequences took over `forked_tokens` computed prompt tokens from a sibling (n or best_of above 1)."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -220,6 +224,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     kv_slots_held: int = 0
     num_steps: int = 0
     reference_ops: list[str] = []
+    num_forks: int = 0
+    forked_tokens: int = 0
 
 
 class StepOutputs(msgspec.Struct, array_like=True):

@@ -154,3 +154,26 @@ def test_what_cannot_be_built(start: Start, config_only: str, fields: dict[str, 
     args: dict[str, Any] = {"model": config_only, "device": "sim", "max_model_len": 256, "num_blocks": 64, **fields}
     with pytest.raises(error, match=text):
         InprocClient(EngineArgs(**args))
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("num_blocks", [64, 20])
+def test_choices_of_one_prompt_share_its_blocks(start: Start, num_blocks: int, prefix_caching: bool) -> None:
+    """Answers as of requests on their own; 20 blocks are too few for all at once."""
+    client = start(num_blocks=num_blocks, enable_prefix_caching=prefix_caching)
+    prompt = [7, 1, 9] * 31
+    for i in range(8):
+        child = request(f"r{i}", prompt, 60 + i)
+        child.fork_of = "r0" if i else None
+        client.add(child)
+    steps = [client.step() for _ in range(3)]
+    assert steps[-1].stats.num_forks > 0 and steps[-1].stats.num_used_blocks <= 5 + 8
+    while client.has_work():
+        steps.append(client.step())
+    outputs: dict[str, list[EngineOutput]] = {}
+    for output in (output for step in steps for output in step.outputs):
+        outputs.setdefault(output.request_id, []).append(output)
+    for i in range(8):
+        assert tokens(outputs[f"r{i}"]) == expected_tokens(prompt, 60 + i, vocab_size=VOCAB)
+    stats = client.step().stats
+    assert stats.num_used_blocks == 0 and stats.forked_tokens == stats.num_forks * 92

@@ -29,7 +29,7 @@ from enginecore.models.store import ModelFiles, resolve_model
 from enginecore.ops.dispatch import Ops
 from enginecore.parallel.executor import InprocExecutor
 from enginecore.runner import ModelRunner
-from enginecore.runner.model import PagedModel, RuntimeModel, StepModel
+from enginecore.runner.model import PagedModel, RuntimeModel, StepModel, runtime_copies_blocks
 
 logger = logging.getLogger("enginecore.engine")
 
@@ -229,6 +229,7 @@ def _engine_config(site: _Site, vocab_size: int, max_model_len: int, num_blocks:
         max_logprobs=args.max_logprobs,
         fuse=args.fuse,
         strict_ops=args.strict_ops,
+        copies_blocks=site.backend.runtime is None or runtime_copies_blocks(site.backend.runtime),
         choices=site.choices.made,
         **values,
     )

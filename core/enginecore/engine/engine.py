@@ -63,4 +63,5 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         seed=config.seed,
+        copies_blocks=config.copies_blocks,
     )

@@ -37,6 +37,8 @@ class ModelRunner:
         self._batch.apply(plan)
         for new in plan.new:
             self._sampler.enter(new)
+        if plan.copies:
+            self._model.copy_blocks(plan.copies)
         inputs = self._batch.inputs(plan)
         result = self._model.execute(inputs.batch)
         if result.dtype == torch.int64:

@@ -25,13 +25,13 @@ from enginecore.randomness import request_seed
 from enginecore.request import EngineOutput, EngineRequest, EngineStats
 from enginecore.scheduler.queue import WaitingQueue
 from enginecore.scheduler.running import RunningTable
-from enginecore.scheduler.sequence import Sequence
+from enginecore.scheduler.sequence import Family, Sequence
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """`long_prefill_token_threshold` 0 means no cap a sequence; `watermark` is the share of blocks that admission
-    leaves free for running sequences to grow into."""
+    leaves free for running sequences to grow into. `copies_blocks` says whether plans may ask for copies of blocks."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -43,6 +43,7 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     watermark: float = 0.01
     seed: int = 0
+    copies_blocks: bool = True
 
 
 class Scheduler:
@@ -56,6 +57,7 @@ class Scheduler:
         self.running = RunningTable(config.max_num_seqs, config.max_model_len)
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
+        self._num_pending = 0
         self._counts = EngineStats()
         self._watermark = int(config.watermark * config.num_blocks)
         self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
@@ -81,8 +83,59 @@ class Scheduler:
         seed = request.seed if request.seed is not None else request_seed(self.config.seed, self._arrivals)
         sequence = Sequence(request, self._arrivals, seed)
         self._sequences[request.request_id] = sequence
-        self.waiting.push(sequence)
+        if request.fork_of is None or not self._join(sequence):
+            self.waiting.push(sequence)
         return None
+
+    def _join(self, sequence: Sequence) -> bool:
+        """Make a sequence one of its parent's family; True when it has to wait until the prompt is computed."""
+        request, parent = sequence.request, self._sequences.get(sequence.request.fork_of or "")
+        if parent is None or sequence.prompt_logprobs is not None:
+            return False
+        other = parent.request
+        if (other.prompt_token_ids, other.cache_salt, other.adapter) != (
+            request.prompt_token_ids, request.cache_salt, request.adapter,
+        ):  # fmt: skip
+            return False
+        family = parent.family
+        if family is None:
+            family = parent.family = Family(parent)
+        sequence.family = family
+        waits = self._donor(sequence) is None
+        family.members.append(sequence)
+        if waits:
+            family.pending.append(sequence)
+            self._num_pending += 1
+        return waits
+
+    def _donor(self, sequence: Sequence) -> Sequence | None:
+        """A running sequence of the family whose prompt is computed, as of the last step."""
+        if sequence.family is not None:
+            for member in sequence.family.members:
+                slot = member.slot
+                if slot >= 0 and self.running.num_computed_S[slot] >= member.num_prompt:
+                    return member
+        return None
+
+    def _part(self, sequence: Sequence, family: Family) -> None:
+        """A member has ended. If it was the one that computed the prompt for the others, the next one does."""
+        family.members.remove(sequence)
+        if sequence in family.pending:
+            family.pending.remove(sequence)
+            self._num_pending -= 1
+        elif family.pending and len(family.pending) == len(family.members):
+            self._num_pending -= 1
+            self.waiting.push(family.pending.pop(0))
+
+    def _release_pending(self, slots: list[int]) -> None:
+        """The prompts of these slots' sequences are computed: those that wait for them may be admitted."""
+        for slot in slots:
+            family = self.running.sequence(slot).family
+            if family is not None and family.pending:
+                for member in family.pending:
+                    self.waiting.push(member)
+                self._num_pending -= len(family.pending)
+                family.pending = []
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Drop requests, waiting or running, and free their blocks. Unknown ids are ignored; returns the known ones."""
@@ -91,10 +144,13 @@ class Scheduler:
             sequence = self._sequences.pop(request_id, None)
             if sequence is None:
                 continue
+            family = sequence.family
             if sequence.slot >= 0:
                 self._leave(sequence)
-            else:
+            elif family is None or sequence not in family.pending:
                 self.waiting.remove(sequence)
+            if family is not None:
+                self._part(sequence, family)
             dropped.append(request_id)
         return dropped
 
@@ -112,9 +168,10 @@ class Scheduler:
         updates: list[tuple[int, int, list[int]]] = []
         slots, give, preempted = self._serve_running(updates)
         new: list[NewRequest] = []
+        copies: list[tuple[int, int]] = []
         if not preempted and len(self.waiting) and self.running.has_free_slot:
             budget = self.config.max_num_batched_tokens - int(give.sum())
-            admitted = self._admit(budget, new, updates)
+            admitted = self._admit(budget, new, updates, copies)
             if admitted:
                 slots = np.concatenate([slots, np.array([slot for slot, _ in admitted], np.int64)])
                 give = np.concatenate([give, np.array([count for _, count in admitted], np.int64)])
@@ -126,6 +183,7 @@ class Scheduler:
             samples_N=starts + give == self.running.num_tokens_S[slots],
             new=new,
             block_updates=updates,
+            copies=copies,
         )
 
     def _serve_running(self, updates: list[tuple[int, int, list[int]]]) -> tuple[IntArray, IntArray, bool]:
@@ -181,8 +239,39 @@ class Scheduler:
         self.running.leave(sequence, self.waiting.key(sequence))
         self.kv.free(sequence.table)
 
+    def _reusable(self, sequence: Sequence) -> tuple[int, Sequence | None]:
+        """How many of a waiting sequence's tokens are computed already: in the prefix cache (None), or, when that is
+        more, in a sibling's blocks. Its last token is always computed anew, to have something to sample from."""
+        tokens = sequence.token_ids
+        cached = self.kv.match(sequence.table, tokens) if sequence.reads_cache else 0
+        if sequence.family is None or sequence.prompt_logprobs is not None or len(tokens) > sequence.num_prompt:
+            return cached, None
+        shared = len(tokens) - 1
+        if not self.config.copies_blocks:
+            shared -= shared % self.config.block_size
+        donor = self._donor(sequence) if shared > cached else None
+        return (cached, None) if donor is None else (shared, donor)
+
+    def _take_blocks(
+        self, sequence: Sequence, donor: Sequence | None, cached: int, needed: int, copies: list[tuple[int, int]]
+    ) -> bool:
+        """Start the table of a sequence that is being admitted; False when the pool has too few blocks."""
+        if donor is None:
+            return self.kv.attach(sequence.table, cached, needed)
+        pairs = self.kv.attach_fork(sequence.table, donor.table, cached, needed)
+        if pairs is None:
+            return False
+        copies += pairs
+        self._counts.num_forks += 1
+        self._counts.forked_tokens += cached
+        return True
+
     def _admit(
-        self, budget: int, new: list[NewRequest], updates: list[tuple[int, int, list[int]]]
+        self,
+        budget: int,
+        new: list[NewRequest],
+        updates: list[tuple[int, int, list[int]]],
+        copies: list[tuple[int, int]],
     ) -> list[tuple[int, int]]:
         """Move waiting sequences into slots, in order, until one does not fit. Returns (slot, tokens) of each."""
         table, kv = self.running, self.kv
@@ -195,20 +284,25 @@ class Scheduler:
             if sequence is None:
                 break
             tokens = sequence.token_ids
-            cached = kv.match(sequence.table, tokens) if sequence.reads_cache else 0
+            cached, donor = self._reusable(sequence)
             count = min(len(tokens) - cached, self._chunk, budget)
             whole = kv.blocks_for(len(tokens))
             spare = owed + (self._watermark if len(table) else 0)
-            if not kv.can_attach(sequence.table, cached, whole, spare):
-                break
+            fits = (
+                kv.can_attach(sequence.table, cached, whole, spare)
+                if donor is None
+                else kv.can_attach_fork(cached, whole, spare)
+            )
             now = kv.blocks_for(cached + count)
-            if not kv.attach(sequence.table, cached, now):
+            if not fits or not self._take_blocks(sequence, donor, cached, now, copies):
                 break
             owed += whole - now
             self.waiting.pop()
             if not sequence.admitted:
-                sequence.admitted, sequence.num_cached = True, cached
-                kv.count_query(len(tokens), cached)
+                sequence.admitted = True
+                if donor is None:
+                    sequence.num_cached = cached
+                    kv.count_query(len(tokens), cached)
                 self._counts.prompt_tokens += sequence.num_prompt
             slot = table.enter(sequence, self.waiting.key(sequence), cached)
             new.append(
@@ -251,6 +345,9 @@ class Scheduler:
         stopped = (table.stop_SX[sampled] == tokens[:, None]).any(axis=1)
         at_limit = lengths >= table.max_total_S[sampled]
         ended = stopped | at_limit
+
+        if self._num_pending:
+            self._release_pending(sampled.tolist())
 
         # This loop is what a step costs: keep calls out of it.
         sequences, logprobs, errors, many_stops = table.sequences, result.logprobs, result.errors, table.many_stops
@@ -297,6 +394,8 @@ class Scheduler:
             return
         del self._sequences[request.request_id]
         self._leave(sequence)
+        if sequence.family is not None:
+            self._part(sequence, sequence.family)
 
     def _take_back_token(self, output: EngineOutput) -> None:
         output.token_ids, output.logprobs = [], None
@@ -309,7 +408,7 @@ class Scheduler:
         `kv_tokens_held` those of them that hold a computed token (a shared block counts for each holder)."""
         counts, slots = self._counts, self.running.order
         counts.num_running = len(self.running)
-        counts.num_waiting = len(self.waiting)
+        counts.num_waiting = len(self.waiting) + self._num_pending
         counts.num_blocks = self.pool.num_blocks
         counts.num_free_blocks = self.pool.num_free
         counts.num_used_blocks = self.pool.num_blocks - self.pool.num_free

@@ -63,6 +63,14 @@ class SimRuntime(ModelRuntime):
         """Modelled bytes that the cache takes."""
         return len(self._cache) * self._options.bytes_per_slot
 
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies entries, as a fork of a sequence asks for."""
+        if self._spec is None or not len(self._cache):
+            return
+        cache_BK = self._cache.reshape(self._spec.num_blocks, self._spec.block_size)
+        for source, target in pairs:
+            cache_BK[target] = cache_BK[source]
+
     def execute(self, batch: RuntimeBatch) -> np.ndarray:
         """float32 logits [R, V], or int64 ids [R] with output="tokens"."""
         if self._spec is None:
