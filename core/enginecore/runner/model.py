@@ -18,6 +18,9 @@ class StepModel(Protocol):
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy KV block src to block dst for each (src, dst)."""
 
+    def step_seconds(self) -> float | None:
+        """How long the last step takes on a device whose time is modelled, None on any other."""
+
 
 class PagedModel:
     """A loaded model with its KV caches on a backend."""
@@ -52,6 +55,9 @@ class PagedModel:
             self._to_device(batch.logits_indices),
         )
 
+    def step_seconds(self) -> float | None:
+        return None
+
 
 class RuntimeModel:
     """A backend that runs whole models itself."""
@@ -64,6 +70,10 @@ class RuntimeModel:
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         self._runtime.copy_blocks(pairs)
+
+    def step_seconds(self) -> float | None:
+        seconds: float | None = self._runtime.step_seconds()
+        return seconds
 
 
 def runtime_copies_blocks(runtime: ModelRuntime) -> bool:
