@@ -51,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     temperature 0 (or below 0.01) is greedy. top_k 0 or -1 is off. `seed` makes a request reproducible whatever else
     runs. `stop` strings are matched on the decoded text; `stop_token_ids` on tokens. `logprobs=k` returns the k best
     log-probabilities and the chosen one's at each position, as raw log-softmax of the model's logits.
+    `skip_reading_prefix_cache` computes the whole prompt anew; others may still reuse it.
     Raises ParameterError (a ValueError) that names the field.
     """
 
@@ -79,6 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     best_of: int | None = None
+    skip_reading_prefix_cache: bool | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -109,6 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
                 )
         if self.best_of is not None:
             _integer("best_of", self.best_of, self.n, MAX_N)
+        if not isinstance(self.skip_reading_prefix_cache, (bool, type(None))):
+            raise ParameterError("skip_reading_prefix_cache must be true or false", param="skip_reading_prefix_cache")
         self._check_lists()
 
     def _check_lists(self) -> None:

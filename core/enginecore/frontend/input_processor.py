@@ -77,7 +77,7 @@ class PreparedRequest:
                 priority=self.priority,
                 arrival_time=arrival_time,
                 cache_salt=self.cache_salt,
-                cached_prompt=params.prompt_logprobs is None,
+                cached_prompt=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
                 fork_of=f"{internal_id}_0" if index else None,
             )
             for index in range(self.num_sequences)

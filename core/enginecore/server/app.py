@@ -13,7 +13,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from enginecore.frontend.async_llm import AsyncLLM
-from enginecore.server import info
+from enginecore.server import admin, info
 from enginecore.server.args import ServerArgs
 from enginecore.server.chat import chat_completions
 from enginecore.server.completions import completions
@@ -39,6 +39,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/ping", info.health),
     ("GET", "/version", info.version),
     ("GET", "/metrics", info.metrics),
+    ("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
 )
 
 
