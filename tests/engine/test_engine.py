@@ -177,3 +177,20 @@ def test_choices_of_one_prompt_share_its_blocks(start: Start, num_blocks: int, p
         assert tokens(outputs[f"r{i}"]) == expected_tokens(prompt, 60 + i, vocab_size=VOCAB)
     stats = client.step().stats
     assert stats.num_used_blocks == 0 and stats.forked_tokens == stats.num_forks * 92
+
+
+def test_memory_by_state_and_what_became_of_a_request(start: Start) -> None:
+    client = start()
+    client.add(request("a", [5] * 40, 8))
+    client.step()
+    memory = client.call("memory")
+    assert (memory["in_use"], memory["cached"], memory["free"]) == (3, 0, 61)
+    assert (memory["slots_held"], memory["tokens_held"]) == (48, 40)
+    run(client)
+    memory = client.call("memory")
+    assert (memory["in_use"], memory["cached"], memory["free"]) == (0, 2, 62)
+    client.add(request("b", [5] * 40, 8))
+    run(client)
+    a, b = client.call("explain", ["a", "b", "unknown"])
+    assert (a["prefill"]["computed_tokens"], b["prefill"]["computed_tokens"]) == (40, 8)
+    assert b["prefill"]["prefix_match_ended"]["block"] == 2 and b["batch"]["steps"] == 8

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from enginecore.clock import Clock, RealClock
 from enginecore.config import EngineConfig
 from enginecore.parallel.executor import Executor
 from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs
 from enginecore.scheduler import Scheduler, SchedulerConfig
+from enginecore.scheduler.journal import Journal
 
 
 class Engine:
@@ -21,7 +23,7 @@ class Engine:
         self.config = config
         self.executor = executor
         self.clock = clock or RealClock()
-        self.scheduler = Scheduler(scheduler_config(config))
+        self.scheduler = Scheduler(scheduler_config(config), Journal(clock=self.clock.now))
         self._refused: list[EngineOutput] = []
 
     def add(self, request: EngineRequest) -> None:
@@ -54,6 +56,24 @@ class Engine:
 
     def reset_prefix_cache(self) -> int:
         return self.scheduler.reset_prefix_cache()
+
+    def memory(self) -> dict[str, int]:
+        """KV blocks by state, and the token slots that running sequences hold and use."""
+        stats, pool = self.scheduler.stats(), self.scheduler.pool
+        return {
+            "in_use": pool.num_blocks - pool.num_free,
+            "cached": pool.num_free - pool.num_empty,
+            "free": pool.num_empty,
+            "slots_held": stats.kv_slots_held,
+            "tokens_held": stats.kv_tokens_held,
+            "forks": stats.num_forks,
+            "forked_tokens": stats.forked_tokens,
+        }
+
+    def explain(self, request_ids: list[str]) -> list[dict[str, Any]]:
+        """What became of requests, those that are still known."""
+        found = (self.scheduler.journal.explain(request_id) for request_id in request_ids)
+        return [answer for answer in found if answer is not None]
 
     def shutdown(self) -> None:
         self.executor.shutdown()

@@ -44,6 +44,11 @@ class BlockPool:
         return len(self._free) + len(self._cached_free)
 
     @property
+    def num_empty(self) -> int:
+        """Free blocks that nobody can ask for."""
+        return len(self._free)
+
+    @property
     def num_cached(self) -> int:
         """Blocks with an identity."""
         return len(self._index)

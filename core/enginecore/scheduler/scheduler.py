@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from copy import copy
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from enginecore.kvcache import BlockPool, KVCacheManager
 from enginecore.plan import IntArray, NewRequest, StepPlan, StepResult
 from enginecore.randomness import request_seed
 from enginecore.request import EngineOutput, EngineRequest, EngineStats
+from enginecore.scheduler.journal import BLOCKS, BUDGET, NOTHING_WAITS, PREEMPTED, SLOTS, Journal
 from enginecore.scheduler.queue import WaitingQueue
 from enginecore.scheduler.running import RunningTable
 from enginecore.scheduler.sequence import Family, Sequence
@@ -49,9 +50,10 @@ class SchedulerConfig:
 class Scheduler:
     """`add`, `abort`, `schedule`, `update`; nothing here blocks, allocates device memory or knows a device."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(self, config: SchedulerConfig, journal: Journal | None = None) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self.journal = journal or Journal()
+        self.pool = BlockPool(config.num_blocks, self.journal)
         self.kv = KVCacheManager(self.pool, config.block_size, prefix_caching=config.prefix_caching)
         self.waiting = WaitingQueue(by_priority=config.policy == "priority")
         self.running = RunningTable(config.max_num_seqs, config.max_model_len)
@@ -83,6 +85,7 @@ class Scheduler:
         seed = request.seed if request.seed is not None else request_seed(self.config.seed, self._arrivals)
         sequence = Sequence(request, self._arrivals, seed)
         self._sequences[request.request_id] = sequence
+        self.journal.arrived(request.request_id, sequence.num_prompt)
         if request.fork_of is None or not self._join(sequence):
             self.waiting.push(sequence)
         return None
@@ -151,6 +154,7 @@ class Scheduler:
                 self.waiting.remove(sequence)
             if family is not None:
                 self._part(sequence, family)
+            self.journal.ended(request_id, "abort", len(sequence.token_ids) - sequence.num_prompt)
             dropped.append(request_id)
         return dropped
 
@@ -176,6 +180,8 @@ class Scheduler:
                 slots = np.concatenate([slots, np.array([slot for slot, _ in admitted], np.int64)])
                 give = np.concatenate([give, np.array([count for _, count in admitted], np.int64)])
         starts = self.running.num_computed_S[slots]
+        num_tokens = int(give.sum())
+        self.journal.step(len(slots), num_tokens, self._why_no_more(num_tokens, preempted))
         return StepPlan(
             slots_N=slots,
             starts_N=starts,
@@ -185,6 +191,16 @@ class Scheduler:
             block_updates=updates,
             copies=copies,
         )
+
+    def _why_no_more(self, num_tokens: int, preempted: bool) -> int:
+        """Why the step being planned admits nobody else."""
+        if not len(self.waiting):
+            return NOTHING_WAITS
+        if preempted:
+            return PREEMPTED
+        if not self.running.has_free_slot:
+            return SLOTS
+        return BUDGET if num_tokens >= self.config.max_num_batched_tokens else BLOCKS
 
     def _serve_running(self, updates: list[tuple[int, int, list[int]]]) -> tuple[IntArray, IntArray, bool]:
         """(slots, tokens each, whether any was preempted) of the running sequences that get tokens."""
@@ -223,12 +239,13 @@ class Scheduler:
                 updates.append((slot, first, fresh))
                 return alive
             alive -= 1
-            self._preempt(self.running.sequence(int(slots[alive])))
+            self._preempt(self.running.sequence(int(slots[alive])), sequence.request_id)
         return alive
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, by: str) -> None:
         """Take a sequence's blocks and let it wait again, with its tokens: it is recomputed, cached parts aside."""
         self._leave(sequence)
+        self.journal.preempted(sequence.request_id, by, len(sequence.token_ids))
         sequence.num_preemptions += 1
         if sequence.prompt_logprobs is not None:
             sequence.prompt_logprobs = [None]
@@ -251,6 +268,19 @@ class Scheduler:
             shared -= shared % self.config.block_size
         donor = self._donor(sequence) if shared > cached else None
         return (cached, None) if donor is None else (shared, donor)
+
+    def _match_end(self, sequence: Sequence, cached: int, donor: Sequence | None) -> dict[str, Any]:
+        """Where the reuse of computed tokens ended, and why."""
+        block = cached // self.config.block_size
+        if donor is not None:
+            return {"block": block, "reason": "the last token of the prompt is always computed"}
+        if not self.config.prefix_caching:
+            return {"block": block, "reason": "prefix caching is off"}
+        if not sequence.request.cached_prompt or sequence.request.params.prompt_logprobs is not None:
+            return {"block": block, "reason": "the request asked for every prompt token to be computed"}
+        if block >= (len(sequence.token_ids) - 1) // self.config.block_size:
+            return {"block": block, "reason": "partial tail: the block of the last token is always computed"}
+        return {"block": block, **self.journal.why_missing(sequence.table.hashes[block])}
 
     def _take_blocks(
         self, sequence: Sequence, donor: Sequence | None, cached: int, needed: int, copies: list[tuple[int, int]]
@@ -300,6 +330,9 @@ class Scheduler:
             self.waiting.pop()
             if not sequence.admitted:
                 sequence.admitted = True
+                match_end = self._match_end(sequence, cached, donor)
+                forked_from = None if donor is None else donor.request_id
+                self.journal.admitted(sequence.request_id, cached, forked_from, match_end)
                 if donor is None:
                     sequence.num_cached = cached
                     kv.count_query(len(tokens), cached)
@@ -338,6 +371,8 @@ class Scheduler:
         tokens = np.array(result.token_ids, np.int64)
         sampled = slots[rows]
         lengths = table.num_tokens_S[sampled]
+        for slot in sampled[lengths == table.num_prompt_S[sampled]].tolist():
+            self.journal.first_token(table.sequence(slot).request_id)
         table.tokens_SL[sampled, lengths] = tokens
         lengths = lengths + 1
         table.num_tokens_S[sampled] = lengths
@@ -394,6 +429,8 @@ class Scheduler:
             return
         del self._sequences[request.request_id]
         self._leave(sequence)
+        num_generated = len(sequence.token_ids) - sequence.num_prompt - (not output.token_ids)
+        self.journal.ended(request.request_id, str(output.finish_reason), num_generated)
         if sequence.family is not None:
             self._part(sequence, sequence.family)
 
