@@ -37,6 +37,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     cgroup's limit). `kv_cache_memory` (bytes) or `num_blocks` override the cache's part alone.
     `max_model_len` "auto" takes the longest that the cache can hold. `long_prefill_token_threshold` caps the tokens
     that one prompt gets in a step (0: only the step's budget caps it). `device_options` go to the plugin as they are.
+    `kv_events_endpoint` publishes changes of the prefix cache (ZeroMQ, such as tcp://*:5557) under `kv_events_topic`
+    (default kv@HOST@MODEL); `kv_events_replay` is where those that were missed can be asked for.
     """
 
     model: str = DEFAULT_MODEL
@@ -63,6 +65,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     fuse: bool = True
     strict_ops: bool = False
     num_threads: int | None = None
+    kv_events_endpoint: str | None = None
+    kv_events_replay: str | None = None
+    kv_events_topic: str | None = None
     device_options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:

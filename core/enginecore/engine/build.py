@@ -4,6 +4,7 @@ weights are read."""
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.device import Backend, KVCacheSpec, ModelSpec
 from enginecore.device.select import SelectedDevice, create_backend, select_device
 from enginecore.engine.engine import Engine
+from enginecore.engine.kv_events import EventPublisher
 from enginecore.engine.resolve import (
     Choices,
     Settings,
@@ -75,7 +77,8 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
         backend.memory.release_kv(caches)
         backend.shutdown()
 
-    engine = Engine(config, InprocExecutor(runner, release), clock)
+    publisher = _open_publisher(args, site.files.name)
+    engine = Engine(config, InprocExecutor(runner, release), clock, publisher)
     ready = ReadyInfo(
         config=config,
         ledger=ledger,
@@ -105,6 +108,13 @@ def plan_engine(args: EngineArgs) -> ReadyInfo:
     summary = f"{site.selected.device} ({site.selected.plugin.label})"
     seconds = time.perf_counter() - begun
     return ReadyInfo(config=config, ledger=ledger, device_summary=summary, load_seconds=seconds)
+
+
+def _open_publisher(args: EngineArgs, model: str) -> EventPublisher | None:
+    if args.kv_events_endpoint is None:
+        return None
+    topic = args.kv_events_topic or f"kv@{socket.gethostname()}@{args.served_model_name or model}"
+    return EventPublisher(args.kv_events_endpoint, topic, args.kv_events_replay)
 
 
 def _open_site(args: EngineArgs, clock: Clock | None) -> _Site:

@@ -7,6 +7,7 @@ from typing import Any
 
 from enginecore.clock import Clock, RealClock
 from enginecore.config import EngineConfig
+from enginecore.engine.kv_events import EventPublisher
 from enginecore.parallel.executor import Executor
 from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs
 from enginecore.scheduler import Scheduler, SchedulerConfig
@@ -19,11 +20,14 @@ class Engine:
     `clock` passes the time that a simulated device says its steps take.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor, clock: Clock | None = None) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor, clock: Clock | None = None,
+                 publisher: EventPublisher | None = None) -> None:  # fmt: skip
         self.config = config
         self.executor = executor
         self.clock = clock or RealClock()
-        self.scheduler = Scheduler(scheduler_config(config), Journal(clock=self.clock.now))
+        self.scheduler = Scheduler(scheduler_config(config), Journal(clock=self.clock.now),
+                                   record_events=publisher is not None)  # fmt: skip
+        self._publisher = publisher
         self._refused: list[EngineOutput] = []
 
     def add(self, request: EngineRequest) -> None:
@@ -47,7 +51,14 @@ class Engine:
             outputs += self.scheduler.update(plan, result)
             if result.seconds is not None:
                 self.clock.spend(result.seconds)
+            self._publish_events()
         return StepOutputs(outputs, self.stats())
+
+    def _publish_events(self) -> None:
+        if self._publisher is not None and self.scheduler.events is not None:
+            events = self.scheduler.events.take()
+            if events:
+                self._publisher.publish(events)
 
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
@@ -55,7 +66,9 @@ class Engine:
         return stats
 
     def reset_prefix_cache(self) -> int:
-        return self.scheduler.reset_prefix_cache()
+        count = self.scheduler.reset_prefix_cache()
+        self._publish_events()
+        return count
 
     def memory(self) -> dict[str, int]:
         """KV blocks by state, and the token slots that running sequences hold and use."""
@@ -76,6 +89,8 @@ class Engine:
         return [answer for answer in found if answer is not None]
 
     def shutdown(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
         self.executor.shutdown()
 
 

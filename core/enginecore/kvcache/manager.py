@@ -132,18 +132,19 @@ class KVCacheManager:
         self._epoch += 1
         return self.pool.reset_cache()
 
-    def publish(self, table: BlockTable, new_token_ids: list[int], num_computed: int) -> None:
+    def publish(self, table: BlockTable, new_token_ids: list[int], num_computed: int) -> list[int]:
         """Offer full, computed blocks to the prefix index. `new_token_ids` are the tokens of the full blocks that
-        `table.hashes` does not cover yet."""
+        `table.hashes` does not cover yet. Returns the indices of those that were not there before."""
         if not self.publishes(table):
-            return
+            return []
         if new_token_ids:
             parent = table.hashes[-1] if table.hashes else table.root
             table.hashes += block_hashes(parent, new_token_ids, self.block_size)
         full = num_computed // self.block_size
-        for i in range(table.num_published, full):
-            self.pool.set_hash(table.blocks[i], table.hashes[i])
+        set_hash, blocks, hashes = self.pool.set_hash, table.blocks, table.hashes
+        stored = [i for i in range(table.num_published, full) if set_hash(blocks[i], hashes[i])]
         table.num_published = max(table.num_published, full)
+        return stored
 
     def fork(self, table: BlockTable) -> BlockTable:
         """A second sequence with the same tokens: all blocks shared, the partial last one included."""

@@ -19,7 +19,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from enginecore.kvcache import BlockPool, KVCacheManager
+from enginecore.kvcache import BlockPool, BlockTable, KVCacheManager
+from enginecore.kvcache.events import EventRecorder
 from enginecore.plan import IntArray, NewRequest, StepPlan, StepResult
 from enginecore.randomness import request_seed
 from enginecore.request import EngineOutput, EngineRequest, EngineStats
@@ -50,10 +51,14 @@ class SchedulerConfig:
 class Scheduler:
     """`add`, `abort`, `schedule`, `update`; nothing here blocks, allocates device memory or knows a device."""
 
-    def __init__(self, config: SchedulerConfig, journal: Journal | None = None) -> None:
+    def __init__(
+        self, config: SchedulerConfig, journal: Journal | None = None, *, record_events: bool = False
+    ) -> None:
         self.config = config
         self.journal = journal or Journal()
-        self.pool = BlockPool(config.num_blocks, self.journal)
+        #: Changes of the prefix index, for whoever takes them after each step.
+        self.events = EventRecorder(config.block_size, self.journal) if record_events else None
+        self.pool = BlockPool(config.num_blocks, self.events or self.journal)
         self.kv = KVCacheManager(self.pool, config.block_size, prefix_caching=config.prefix_caching)
         self.waiting = WaitingQueue(by_priority=config.policy == "priority")
         self.running = RunningTable(config.max_num_seqs, config.max_model_len)
@@ -408,7 +413,22 @@ class Scheduler:
         block_size = self.config.block_size
         start, full = len(block_table.hashes) * block_size, num_computed // block_size * block_size
         fresh: list[int] = self.running.tokens_SL[slot, start:full].tolist() if full > start else []
-        self.kv.publish(block_table, fresh, num_computed)
+        stored = self.kv.publish(block_table, fresh, num_computed)
+        if self.events is not None and stored:
+            self._record_stored(slot, block_table, stored)
+
+    def _record_stored(self, slot: int, table: BlockTable, stored: list[int]) -> None:
+        """One event for each run of consecutive blocks."""
+        assert self.events is not None
+        size, start = self.config.block_size, 0
+        for i in range(1, len(stored) + 1):
+            if i < len(stored) and stored[i] == stored[i - 1] + 1:
+                continue
+            first, end = stored[start], stored[i - 1] + 1
+            tokens: list[int] = self.running.tokens_SL[slot, first * size : end * size].tolist()
+            parent = table.hashes[first - 1] if first else None
+            self.events.blocks_stored(table.hashes[first:end], parent, tokens)
+            start = i
 
     def _finish(self, sequence: Sequence, token: int, row: int, result: StepResult, output: EngineOutput) -> None:
         """Decide whether and why the sequence ends here, and if it does, let it go."""
