@@ -39,6 +39,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     that one prompt gets in a step (0: only the step's budget caps it). `quantization`: None or "auto" computes with
     weights in `dtype`, whatever the file has; "gguf" keeps a GGUF file's blocks as they are; "int8" turns the weights
     of any checkpoint into bytes. Both round activations to bytes. `device_options` go to the plugin as they are.
+    `kv_events_endpoint` publishes changes of the prefix cache (ZeroMQ, such as tcp://*:5557) under `kv_events_topic`
+    (default kv@HOST@MODEL); `kv_events_replay` is where those that were missed can be asked for.
     """
 
     model: str = DEFAULT_MODEL
@@ -66,6 +68,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     fuse: bool = True
     strict_ops: bool = False
     num_threads: int | None = None
+    kv_events_endpoint: str | None = None
+    kv_events_replay: str | None = None
+    kv_events_topic: str | None = None
     device_options: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
@@ -98,7 +103,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Settings with nothing left open. `choices` lists what was decided for the user, as (setting, value, reason)."""
+    """Settings with nothing left open. `choices` lists what was decided for the user, as (setting, value, reason).
+
+    `copies_blocks` says whether the device can copy a KV block, which sharing the last one of a prompt needs."""
 
     model: str
     model_path: str
@@ -120,6 +127,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     quantization: str | None = None
     fuse: bool = True
     strict_ops: bool = False
+    copies_blocks: bool = True
     choices: list[tuple[str, str, str]] = []
 
 

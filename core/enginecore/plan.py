@@ -36,7 +36,8 @@ class StepPlan:
     """Row i computes `num_new_N[i]` tokens of the sequence in `slots_N[i]`, from position `starts_N[i]` on; if
     `samples_N[i]`, the last of them is the sequence's last token and a next one is sampled.
 
-    `new` and `block_updates` (slot, first index, block ids) come before the step.
+    `new`, `block_updates` (slot, first index, block ids) and `copies` (block src to block dst, no dst being a src too)
+    come before the step.
     """
 
     slots_N: IntArray
@@ -45,6 +46,7 @@ class StepPlan:
     samples_N: BoolArray
     new: list[NewRequest] = field(default_factory=list)
     block_updates: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

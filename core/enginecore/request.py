@@ -51,6 +51,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     temperature 0 (or below 0.01) is greedy. top_k 0 or -1 is off. `seed` makes a request reproducible whatever else
     runs. `stop` strings are matched on the decoded text; `stop_token_ids` on tokens. `logprobs=k` returns the k best
     log-probabilities and the chosen one's at each position, as raw log-softmax of the model's logits.
+    `skip_reading_prefix_cache` computes the whole prompt anew; others may still reuse it.
     Raises ParameterError (a ValueError) that names the field.
     """
 
@@ -79,6 +80,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     best_of: int | None = None
+    skip_reading_prefix_cache: bool | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -109,6 +111,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
                 )
         if self.best_of is not None:
             _integer("best_of", self.best_of, self.n, MAX_N)
+        if not isinstance(self.skip_reading_prefix_cache, (bool, type(None))):
+            raise ParameterError("skip_reading_prefix_cache must be true or false", param="skip_reading_prefix_cache")
         self._check_lists()
 
     def _check_lists(self) -> None:
@@ -164,6 +168,7 @@ class EngineRequest(msgspec.Struct, array_like=True):
     `seed` is set when the choice must be reproducible, else the engine draws one. `bad_words_ids` are the token
     sequences of `params.bad_words`. `max_tokens` is final: prompt plus it fits max_model_len.
     `cached_prompt` False makes the request ignore prefix-cache hits (it still fills the cache).
+    `fork_of` names a request with the same prompt, added before: the prompt is computed once and its blocks are shared.
     """
 
     request_id: str
@@ -178,6 +183,7 @@ class EngineRequest(msgspec.Struct, array_like=True):
     cache_salt: str | None = None
     adapter: tuple[str, int] | None = None
     cached_prompt: bool = True
+    fork_of: str | None = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -207,7 +213,9 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
 
 
 class EngineStats(msgspec.Struct, array_like=True):
-    """Gauges and counters of the engine, sent with outputs and after aborts. Counters only grow."""
+    """Gauges and counters of the engine, sent with outputs and after aborts. Counters only grow.
+
+    `num_forks` sequences took over `forked_tokens` computed prompt tokens from a sibling (n or best_of above 1)."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -223,6 +231,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     kv_slots_held: int = 0
     num_steps: int = 0
     reference_ops: list[str] = []
+    num_forks: int = 0
+    forked_tokens: int = 0
 
 
 class StepOutputs(msgspec.Struct, array_like=True):

@@ -32,6 +32,9 @@ SET: dict[str, Any] = {
     "fuse": False,
     "strict_ops": True,
     "num_threads": 2,
+    "kv_events_endpoint": "tcp://*:5557",
+    "kv_events_replay": "tcp://*:5558",
+    "kv_events_topic": "kv@pod@model",
     "device_options": {"step_time_s": 0.5, "output": "tokens"},
 }
 #: Settings that only a server has a use for; `serve` declares them itself.

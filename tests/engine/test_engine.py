@@ -154,3 +154,43 @@ def test_what_cannot_be_built(start: Start, config_only: str, fields: dict[str, 
     args: dict[str, Any] = {"model": config_only, "device": "sim", "max_model_len": 256, "num_blocks": 64, **fields}
     with pytest.raises(error, match=text):
         InprocClient(EngineArgs(**args))
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+@pytest.mark.parametrize("num_blocks", [64, 20])
+def test_choices_of_one_prompt_share_its_blocks(start: Start, num_blocks: int, prefix_caching: bool) -> None:
+    """Answers as of requests on their own; 20 blocks are too few for all at once."""
+    client = start(num_blocks=num_blocks, enable_prefix_caching=prefix_caching)
+    prompt = [7, 1, 9] * 31
+    for i in range(8):
+        child = request(f"r{i}", prompt, 60 + i)
+        child.fork_of = "r0" if i else None
+        client.add(child)
+    steps = [client.step() for _ in range(3)]
+    assert steps[-1].stats.num_forks > 0 and steps[-1].stats.num_used_blocks <= 5 + 8
+    while client.has_work():
+        steps.append(client.step())
+    outputs: dict[str, list[EngineOutput]] = {}
+    for output in (output for step in steps for output in step.outputs):
+        outputs.setdefault(output.request_id, []).append(output)
+    for i in range(8):
+        assert tokens(outputs[f"r{i}"]) == expected_tokens(prompt, 60 + i, vocab_size=VOCAB)
+    stats = client.step().stats
+    assert stats.num_used_blocks == 0 and stats.forked_tokens == stats.num_forks * 92
+
+
+def test_memory_by_state_and_what_became_of_a_request(start: Start) -> None:
+    client = start()
+    client.add(request("a", [5] * 40, 8))
+    client.step()
+    memory = client.call("memory")
+    assert (memory["in_use"], memory["cached"], memory["free"]) == (3, 0, 61)
+    assert (memory["slots_held"], memory["tokens_held"]) == (48, 40)
+    run(client)
+    memory = client.call("memory")
+    assert (memory["in_use"], memory["cached"], memory["free"]) == (0, 2, 62)
+    client.add(request("b", [5] * 40, 8))
+    run(client)
+    a, b = client.call("explain", ["a", "b", "unknown"])
+    assert (a["prefill"]["computed_tokens"], b["prefill"]["computed_tokens"]) == (40, 8)
+    assert b["prefill"]["prefix_match_ended"]["block"] == 2 and b["batch"]["steps"] == 8

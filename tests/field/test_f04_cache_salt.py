@@ -60,3 +60,26 @@ def test_bad_salts(sim_server: ServerProcess, salt: Any) -> None:
     with unharmed(sim_server):
         for path, prompt in ((COMPLETIONS, {"prompt": "a"}), (CHAT, {"messages": MESSAGES})):
             refused(sim_server.post(path, {**prompt, "cache_salt": salt}), 400, "cache_salt")
+
+
+def test_a_request_may_leave_the_cache_unread(sim_server: ServerProcess) -> None:
+    """It computes its whole prompt, whose blocks others may reuse."""
+    prompt, skip = token_prompt(446, 100), {"skip_reading_prefix_cache": True}
+    assert _cached(sim_server, COMPLETIONS, prompt=prompt, **skip) == 0
+    assert _cached(sim_server, COMPLETIONS, prompt=prompt, **skip) == 0
+    assert _cached(sim_server, COMPLETIONS, prompt=prompt, skip_reading_prefix_cache=False) == 96
+    assert _cached(sim_server, CHAT, messages=MESSAGES, **skip) == 0
+    answer = sim_server.complete(prompt=prompt, n=3, **skip, return_token_ids=True, ignore_eos=True)
+    assert [choice["token_ids"] for choice in answer["choices"]] == [scripted(prompt, 5)] * 3
+    with unharmed(sim_server):
+        for value in ("yes", 1, [True]):
+            body = {"prompt": prompt, "skip_reading_prefix_cache": value}
+            refused(sim_server.post(COMPLETIONS, body), 400, "skip_reading_prefix_cache")
+
+
+def test_only_an_operator_resets_the_cache(sim_server: ServerProcess) -> None:
+    """This server has no keys, so nobody is one."""
+    prompt = token_prompt(447, 40)
+    _cached(sim_server, COMPLETIONS, prompt=prompt)
+    refused(sim_server.post("/reset_prefix_cache", {}), 403)
+    assert _cached(sim_server, COMPLETIONS, prompt=prompt) == 32

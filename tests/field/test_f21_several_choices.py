@@ -59,3 +59,16 @@ def test_best_of_cannot_be_streamed_and_must_cover_n(sim_server: ServerProcess) 
     refused(sim_server.post(COMPLETIONS, {**BODY, "best_of": 2, "stream": True}), param="best_of")
     refused(sim_server.post(COMPLETIONS, {**BODY, "n": 3, "best_of": 2}), param="best_of")
     both(sim_server, COMPLETIONS, 2, **BODY, n=2, best_of=2)
+
+
+def test_the_prompt_of_several_choices_is_computed_once(sim_server: ServerProcess) -> None:
+    """As the server itself explains it, and accounts for it."""
+    before = sim_server.http.get("/v1/memory").json()["kv_cache"]
+    answer = sim_server.complete(**{**BODY, "prompt": token_prompt(2121, 200)}, n=4)
+    told = sim_server.http.get(f"/v1/requests/{answer['id']}/explain").json()["sequences"]
+    assert [each["prefill"]["reused_tokens"] for each in told] == [0, 199, 199, 199]
+    assert {each["prefill"]["forked_from"] for each in told[1:]} == {told[0]["id"]}
+    assert all(each["finish_reason"] == "length" and each["decode"]["output_tokens"] == 24 for each in told)
+    after = sim_server.http.get("/v1/memory").json()["kv_cache"]
+    assert after["shared_by_forks"]["tokens"] - before["shared_by_forks"]["tokens"] == 3 * 199
+    assert sum(after["blocks"].values()) == after["num_blocks"]

@@ -27,6 +27,10 @@ class TableModel:
     def __init__(self, choose: bool = False) -> None:
         self.choose = choose
         self.batches: list[RuntimeBatch] = []
+        self.copies: list[tuple[int, int]] = []
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        self.copies += pairs
 
     def execute(self, batch: RuntimeBatch) -> torch.Tensor:
         self.batches.append(batch)
@@ -150,3 +154,36 @@ def test_a_model_that_gives_tokens_only_cannot_give_log_probabilities() -> None:
 def test_a_step_without_samples_is_fine() -> None:
     outputs = run([request("a", list(range(20)), 2)], max_num_batched_tokens=3)
     assert tokens(outputs["a"]) == answer(list(range(20)), 2)
+
+
+def test_choices_of_one_prompt_keep_their_own_seeds_and_log_probabilities() -> None:
+    prompt = list(range(10, 20))
+    alone, together = [], []
+    for i in range(4):
+        params = SamplingParams(temperature=1.5, presence_penalty=0.5, logprobs=1)
+        alone.append(EngineRequest(f"f{i}", prompt, params, 12, seed=i))
+        together.append(EngineRequest(f"f{i}", prompt, params, 12, seed=i, fork_of="f0" if i else None))
+    outputs = run(together)
+    for one in alone:
+        want = run([one])[one.request_id]
+        assert [(o.token_ids, o.logprobs) for o in outputs[one.request_id]] == [(o.token_ids, o.logprobs) for o in want]
+
+
+def test_blocks_are_copied_before_the_step_that_needs_them() -> None:
+    scheduler = Scheduler(
+        SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=32, max_model_len=48, num_blocks=40, block_size=4)
+    )
+    model = TableModel()
+    runner = ModelRunner(
+        model, device=torch.device("cpu"), ops=Ops(None), vocab_size=VOCAB, block_size=4, max_num_seqs=4,
+        max_model_len=48,
+    )  # fmt: skip
+    for i in range(3):
+        scheduler.add(EngineRequest(f"f{i}", [1] * 6, SamplingParams(), 4, fork_of="f0" if i else None))
+    for steps in (0, 2):
+        plan = scheduler.schedule()
+        scheduler.update(plan, runner.execute(plan))
+        assert len(model.copies) == steps
+    tables = [scheduler.running.sequence(slot).table.blocks for slot in scheduler.running.order]
+    assert model.copies == [(tables[0][1], tables[1][1]), (tables[0][1], tables[2][1])]
+    assert tables[0][0] == tables[1][0] == tables[2][0]

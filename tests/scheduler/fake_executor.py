@@ -72,6 +72,7 @@ class FakeExecutor:
             assert len(row.blocks) == first, "a table may only grow at its end"
             assert all(0 <= block < self.config.num_blocks for block in blocks)
             row.blocks += blocks
+        self._copy(plan)
         self._write(plan)
         token_ids, prompt_logprobs, logprobs, errors = [], {}, {}, {}
         for i, (slot, start, count, samples) in enumerate(_rows(plan)):
@@ -91,6 +92,17 @@ class FakeExecutor:
             if row.request.params.logprobs is not None:
                 logprobs[i] = TokenLogprobs([token], [-float(end)], 1)
         return StepResult(token_ids, logprobs, prompt_logprobs, errors)
+
+    def _copy(self, plan: StepPlan) -> None:
+        size = self.config.block_size
+        sources, targets = {pair[0] for pair in plan.copies}, [pair[1] for pair in plan.copies]
+        assert len(set(targets)) == len(targets) and not sources & set(targets)
+        assert self.config.copies_blocks or not plan.copies
+        for source, target in plan.copies:
+            for offset in range(size):
+                self.store.pop(target * size + offset, None)
+                if source * size + offset in self.store:
+                    self.store[target * size + offset] = self.store[source * size + offset]
 
     def _check(self, plan: StepPlan) -> None:
         config, slots = self.config, plan.slots_N.tolist()

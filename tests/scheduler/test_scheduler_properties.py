@@ -31,6 +31,7 @@ def configs(draw: st.DrawFn) -> dict[str, Any]:
         "prefix_caching": draw(st.sampled_from([True, True, False])),
         "policy": draw(st.sampled_from(["fcfs", "priority"])),
         "watermark": draw(st.sampled_from([0.0, 0.01, 0.3])),
+        "copies_blocks": draw(st.sampled_from([True, True, False])),
     }
 
 
@@ -57,6 +58,15 @@ def bodies(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
+def _same_prompt(parent: EngineRequest, max_tokens: int) -> dict[str, Any]:
+    """The fields of a request that forks from `parent`."""
+    prompt = parent.prompt_token_ids
+    return {
+        "prompt": prompt, "cache_salt": parent.cache_salt, "adapter": parent.adapter, "fork_of": parent.request_id,
+        "max_tokens": min(max_tokens, MAX_MODEL_LEN - len(prompt)),
+    }  # fmt: skip
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     @initialize(config=configs())
     def start(self, config: dict[str, Any]) -> None:
@@ -71,12 +81,31 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(several=st.lists(bodies(), min_size=1, max_size=4))
     def add(self, several: list[dict[str, Any]]) -> None:
         for body in several:
-            req = request(f"r{len(self.harness.outputs)}", **body)
-            self.harness.add(req)
-            self.accepted[req.request_id] = req
-            # A preempted sequence starts again, at worst once for each other request that comes before it.
-            self.work += len(req.prompt_token_ids) + req.max_tokens + 1
-            self.allowed_steps += self.work
+            self.add_one(body)
+
+    def add_one(self, body: dict[str, Any]) -> EngineRequest:
+        req = request(f"r{len(self.harness.outputs)}", **body)
+        self.harness.add(req)
+        self.accepted[req.request_id] = req
+        # A preempted sequence starts again, at worst once for each other request that comes before it.
+        self.work += len(req.prompt_token_ids) + req.max_tokens + 1
+        self.allowed_steps += self.work
+        return req
+
+    @rule(body=bodies(), others=st.lists(bodies(), min_size=1, max_size=4))
+    def add_family(self, body: dict[str, Any], others: list[dict[str, Any]]) -> None:
+        """Several sequences of one prompt; what else they ask for is their own."""
+        parent = self.add_one(body)
+        for other in others:
+            self.add_one({**other, **_same_prompt(parent, other["max_tokens"])})
+
+    @precondition(lambda self: self.live)
+    @rule(body=bodies(), data=st.data())
+    def fork_late(self, body: dict[str, Any], data: st.DataObject) -> None:
+        """A fork of anything that is still there, and one that names another prompt's request or none that exists."""
+        parent = self.accepted[data.draw(st.sampled_from(self.live))]
+        self.add_one({**body, **_same_prompt(parent, body["max_tokens"])})
+        self.add_one({**body, "fork_of": data.draw(st.sampled_from([parent.request_id, "unknown"]))})
 
     @precondition(lambda self: self.live)
     @rule(count=st.integers(1, 6))
@@ -133,6 +162,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert hit % self.harness.config.block_size == 0 and hit < len(req.prompt_token_ids)
                 assert hit == 0 or (req.cached_prompt and req.params.prompt_logprobs is None)
         self.harness.check_idle()
+        event(f"forks: {self.harness.scheduler.stats().num_forks > 0}")
         event(f"preempted: {self.harness.scheduler.stats().num_preemptions > 0}")
         event(f"prefix hits: {self.harness.scheduler.stats().prefix_cache_hits > 0}")
 

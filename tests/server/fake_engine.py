@@ -46,6 +46,8 @@ class FakeEngine:
         self.requests: list[EngineRequest] = []
         self.aborted: list[str] = []
         self.pause = False
+        self.calls: list[tuple[Any, ...]] = []
+        self.answers: dict[str, Any] = {}
         self.refuse: str | None = None
         self._per_step = tokens_per_step
         self._live: dict[str, tuple[EngineRequest, list[int], bool, int]] = {}
@@ -73,7 +75,8 @@ class FakeEngine:
         self._news.set()
 
     async def call(self, method: str, *arguments: Any) -> Any:
-        return 0
+        self.calls.append((method, *arguments))
+        return self.answers.get(method, 0)
 
     async def shutdown(self, timeout: float = 5.0) -> None:
         self.alive = False

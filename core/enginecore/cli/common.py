@@ -68,6 +68,9 @@ def engine_settings(
     seed: options.Seed = 0,
     max_logprobs: options.MaxLogprobs = 20,
     num_threads: options.NumThreads = None,
+    kv_events_endpoint: options.KvEventsEndpoint = None,
+    kv_events_replay: options.KvEventsReplay = None,
+    kv_events_topic: options.KvEventsTopic = None,
     device_option: options.DeviceOption = None,
     fuse: options.Fuse = True,
     strict_ops: options.StrictOps = False,
@@ -100,6 +103,9 @@ def engine_settings(
         fuse=fuse,
         strict_ops=strict_ops,
         num_threads=num_threads,
+        kv_events_endpoint=kv_events_endpoint,
+        kv_events_replay=kv_events_replay,
+        kv_events_topic=kv_events_topic,
         device_options=_device_options(device_option or []),
     )
 

@@ -17,6 +17,7 @@ from enginecore.cli.conformance import conformance
 from enginecore.cli.devices import devices
 from enginecore.cli.doctor import doctor
 from enginecore.cli.generate import generate
+from enginecore.cli.plan import plan
 from enginecore.cli.serve import serve
 from enginecore.errors import EngineCoreError
 
@@ -35,6 +36,7 @@ app.command()(chat)
 app.add_typer(bench.app, name="bench")
 app.command()(devices)
 app.command()(doctor)
+app.command()(plan)
 app.command()(conformance)
 app.add_typer(plugin.app, name="plugin")
 

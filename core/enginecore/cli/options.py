@@ -173,3 +173,27 @@ AllowPickle = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
+KvEventsEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Publish changes of the prefix cache there over ZeroMQ, such as tcp://*:5557, for prefix-aware routers.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+KvEventsReplay = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Where subscribers can ask for the changes that they missed.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+KvEventsTopic = Annotated[
+    str | None,
+    typer.Option(
+        metavar="TOPIC",
+        help="Topic of published changes. Default: kv@HOST@MODEL.",
+        rich_help_panel=ADVANCED,
+    ),
+]

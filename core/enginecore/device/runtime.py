@@ -69,6 +69,12 @@ class ModelRuntime(Contract):
     def execute(self, batch: RuntimeBatch) -> np.ndarray:
         """float32 logits [R, vocab] for `batch.logits_indices`, or int64 token ids [R] already chosen."""
 
+    @optional
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Optional. Copy KV block src to block dst for each (src, dst), before the next `execute`. The core asks only a
+        runtime that implements it; with others a sequence recomputes what it cannot share whole."""
+        raise NotImplementedError("this runtime does not copy blocks")
+
     @abstractmethod
     def memory_bytes(self) -> int: ...
 

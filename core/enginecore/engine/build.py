@@ -4,6 +4,7 @@ weights are read."""
 from __future__ import annotations
 
 import logging
+import socket
 import time
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,6 +16,7 @@ from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.device import Backend, KVCacheSpec, ModelSpec
 from enginecore.device.select import SelectedDevice, create_backend, select_device
 from enginecore.engine.engine import Engine
+from enginecore.engine.kv_events import EventPublisher
 from enginecore.engine.resolve import (
     Choices,
     Settings,
@@ -31,7 +33,7 @@ from enginecore.models.store import ModelFiles, resolve_model
 from enginecore.ops.dispatch import Ops
 from enginecore.parallel.executor import InprocExecutor
 from enginecore.runner import ModelRunner
-from enginecore.runner.model import PagedModel, RuntimeModel, StepModel
+from enginecore.runner.model import PagedModel, RuntimeModel, StepModel, runtime_copies_blocks
 
 logger = logging.getLogger("enginecore.engine")
 
@@ -55,20 +57,8 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
     Raises ModelError, DeviceError kinds, UnsupportedError, KVCacheTooSmall or ParameterError, each with a fix.
     """
     begun = time.perf_counter()
-    choices = Choices()
-    selected = select_device(args.device)
-    if args.device == "auto":
-        choices.note("device", selected.full_name, selected.probe.reason if selected.probe else "selected")
-    backend = create_backend(selected, num_threads=args.num_threads, options=args.device_options)
-    backend.set_device(selected.index)
-    if isinstance(clock, VirtualClock) and (backend.runtime is None or backend.runtime.step_seconds() is None):
-        raise UnsupportedError(
-            f"{selected.device} ({selected.plugin.label}) was not told what to simulate",
-            fix="name what it simulates, such as --profile h100",
-        )
-    files = _find_model(args, backend)
-    settings = resolve_settings(args, selected, files.config, backend.capabilities.dtypes, choices)
-    site = _Site(args, files, selected, backend, settings, choices)
+    site = _open_site(args, clock)
+    backend, selected = site.backend, site.selected
     ops = Ops(backend.ops, strict=args.strict_ops)
     if backend.runtime is not None:
         model, config, ledger, caches = _load_runtime(site)
@@ -88,7 +78,8 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
         backend.memory.release_kv(caches)
         backend.shutdown()
 
-    engine = Engine(config, InprocExecutor(runner, release), clock)
+    publisher = _open_publisher(args, site.files.name)
+    engine = Engine(config, InprocExecutor(runner, release), clock, publisher)
     ready = ReadyInfo(
         config=config,
         ledger=ledger,
@@ -97,6 +88,52 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
         details=dict(selected.probe.details) if selected.probe else {},
     )
     return engine, ready
+
+
+def plan_engine(args: EngineArgs) -> ReadyInfo:
+    """What `build_engine` would decide, without reading weights or taking memory: the ledger is a prediction.
+
+    Raises what `build_engine` raises for settings that cannot work.
+    """
+    begun = time.perf_counter()
+    site = _open_site(args, None)
+    try:
+        if site.backend.runtime is not None:
+            _, config, ledger = _size_runtime(site)
+        else:
+            shape = inspect_model(site.files, site.settings.dtype)
+            before = site.backend.memory.process_used_bytes()
+            config, ledger, _ = _size_paged(site, shape, before, shape.weight_bytes)
+    finally:
+        site.backend.shutdown()
+    summary = f"{site.selected.device} ({site.selected.plugin.label})"
+    seconds = time.perf_counter() - begun
+    return ReadyInfo(config=config, ledger=ledger, device_summary=summary, load_seconds=seconds)
+
+
+def _open_publisher(args: EngineArgs, model: str) -> EventPublisher | None:
+    if args.kv_events_endpoint is None:
+        return None
+    topic = args.kv_events_topic or f"kv@{socket.gethostname()}@{args.served_model_name or model}"
+    return EventPublisher(args.kv_events_endpoint, topic, args.kv_events_replay)
+
+
+def _open_site(args: EngineArgs, clock: Clock | None) -> _Site:
+    """Choose the device, find the model and resolve the settings; no weights, no memory."""
+    choices = Choices()
+    selected = select_device(args.device)
+    if args.device == "auto":
+        choices.note("device", selected.full_name, selected.probe.reason if selected.probe else "selected")
+    backend = create_backend(selected, num_threads=args.num_threads, options=args.device_options)
+    backend.set_device(selected.index)
+    if isinstance(clock, VirtualClock) and (backend.runtime is None or backend.runtime.step_seconds() is None):
+        raise UnsupportedError(
+            f"{selected.device} ({selected.plugin.label}) was not told what to simulate",
+            fix="name what it simulates, such as --profile h100",
+        )
+    files = _find_model(args, backend)
+    settings = resolve_settings(args, selected, files.config, backend.capabilities.dtypes, choices)
+    return _Site(args, files, selected, backend, settings, choices)
 
 
 def _find_model(args: EngineArgs, backend: Backend) -> ModelFiles:
@@ -110,6 +147,16 @@ def _find_model(args: EngineArgs, backend: Backend) -> ModelFiles:
 
 
 def _load_runtime(site: _Site) -> tuple[StepModel, EngineConfig, dict[str, int], list[torch.Tensor]]:
+    runtime = site.backend.runtime
+    assert runtime is not None
+    spec, resolved, ledger = _size_runtime(site)
+    runtime.load(spec, None)
+    if "kv_cache" not in ledger:
+        ledger["runtime"] = runtime.memory_bytes()
+    return RuntimeModel(runtime), resolved, ledger, []
+
+
+def _size_runtime(site: _Site) -> tuple[ModelSpec, EngineConfig, dict[str, int]]:
     """A backend that runs whole models keeps its own cache; unless it plans its memory, blocks cost nothing and their
     number comes from the args."""
     config, runtime = site.files.config, site.backend.runtime
@@ -148,24 +195,19 @@ def _load_runtime(site: _Site) -> tuple[StepModel, EngineConfig, dict[str, int],
         site.args, max_model_len, block_bytes, available, spec.max_num_seqs, site.choices
     )
     resolved = _engine_config(site, vocab_size, max_model_len, num_blocks)
-    runtime.load(replace(spec, max_model_len=max_model_len, num_blocks=num_blocks), None)
-    if memory is None:
-        ledger["runtime"] = runtime.memory_bytes()
-    else:
+    if memory is not None:
         ledger["kv_cache"] = num_blocks * block_bytes
-    return RuntimeModel(runtime), resolved, ledger, []
+    return replace(spec, max_model_len=max_model_len, num_blocks=num_blocks), resolved, ledger
 
 
 def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str, int], list[torch.Tensor]]:
     args, backend, settings = site.args, site.backend, site.settings
-    attention, memory = backend.attention, backend.memory
-    assert attention is not None
+    memory = backend.memory
     quantization = None if args.quantization == "auto" else args.quantization
     shape = inspect_model(site.files, settings.dtype)
     _refuse_unsupported(site, shape)
-    max_model_len = resolve_max_model_len(args, shape.max_positions, site.choices)
+    max_model_len = resolve_max_model_len(args, shape.max_positions, Choices())
     specs = shape.kv_specs(args.block_size)
-    block_bytes = sum(attention.kv_cache_layout(spec).page_bytes * spec.num_layers for spec in specs)
     usable = memory.memory_info().usable_bytes
     if args.kv_cache_memory is not None and args.kv_cache_memory > usable:
         raise KVCacheTooSmall(
@@ -174,7 +216,7 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
         )
     explicit = args.num_blocks is not None or args.kv_cache_memory is not None
     if explicit:  # refused before the weights are read
-        fit_blocks(args, max_model_len, block_bytes, None, settings.max_num_seqs, Choices())
+        fit_blocks(args, max_model_len, _block_bytes(site, specs), None, settings.max_num_seqs, Choices())
 
     before = memory.process_used_bytes()
     model = load_model(
@@ -186,20 +228,38 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
         max_model_len=max_model_len,
         quantization=quantization,
     )
-    ledger = _ledger(site, shape, before, model.weight_bytes)
-    num_blocks, max_model_len = fit_blocks(
-        args, max_model_len, block_bytes, ledger["kv_cache"], settings.max_num_seqs, site.choices
-    )
-    ledger["kv_cache"] = num_blocks * block_bytes
+    config, ledger, specs = _size_paged(site, shape, before, model.weight_bytes)
     free = memory.memory_info().free_bytes
     if ledger["kv_cache"] > free:
         raise KVCacheTooSmall(
             f"the KV cache needs {ledger['kv_cache']} bytes and {free} are free: other processes hold the rest",
             fix="stop them, or lower memory_utilization, kv_cache_memory or num_blocks",
         )
-    caches = _allocate_caches(backend, shape, specs, num_blocks)
-    config = _engine_config(site, shape.vocab_size, max_model_len, num_blocks)
+    caches = _allocate_caches(backend, shape, specs, config.num_blocks)
     return PagedModel(model, backend, caches), config, ledger, caches
+
+
+def _block_bytes(site: _Site, specs: list[KVCacheSpec]) -> int:
+    """Of one KV block, over all layers."""
+    attention = site.backend.attention
+    assert attention is not None
+    return sum(attention.kv_cache_layout(spec).page_bytes * spec.num_layers for spec in specs)
+
+
+def _size_paged(
+    site: _Site, shape: ModelShape, before: int, weight_bytes: int
+) -> tuple[EngineConfig, dict[str, int], list[KVCacheSpec]]:
+    """The configuration, the ledger and what the cache holds, for weights of that many bytes."""
+    _refuse_unsupported(site, shape)
+    max_model_len = resolve_max_model_len(site.args, shape.max_positions, site.choices)
+    specs = shape.kv_specs(site.args.block_size)
+    block_bytes = _block_bytes(site, specs)
+    ledger = _ledger(site, shape, before, weight_bytes)
+    num_blocks, max_model_len = fit_blocks(
+        site.args, max_model_len, block_bytes, ledger["kv_cache"], site.settings.max_num_seqs, site.choices
+    )
+    ledger["kv_cache"] = num_blocks * block_bytes
+    return _engine_config(site, shape.vocab_size, max_model_len, num_blocks), ledger, specs
 
 
 def _allocate_caches(
@@ -286,6 +346,7 @@ def _engine_config(site: _Site, vocab_size: int, max_model_len: int, num_blocks:
         quantization=None if args.quantization == "auto" else args.quantization,
         fuse=args.fuse,
         strict_ops=args.strict_ops,
+        copies_blocks=site.backend.runtime is None or runtime_copies_blocks(site.backend.runtime),
         choices=site.choices.made,
         **values,
     )

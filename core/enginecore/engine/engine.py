@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from enginecore.clock import Clock, RealClock
 from enginecore.config import EngineConfig
+from enginecore.engine.kv_events import EventPublisher
 from enginecore.parallel.executor import Executor
 from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs
 from enginecore.scheduler import Scheduler, SchedulerConfig
+from enginecore.scheduler.journal import Journal
 
 
 class Engine:
@@ -17,11 +20,14 @@ class Engine:
     `clock` passes the time that a simulated device says its steps take.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor, clock: Clock | None = None) -> None:
+    def __init__(self, config: EngineConfig, executor: Executor, clock: Clock | None = None,
+                 publisher: EventPublisher | None = None) -> None:  # fmt: skip
         self.config = config
         self.executor = executor
         self.clock = clock or RealClock()
-        self.scheduler = Scheduler(scheduler_config(config))
+        self.scheduler = Scheduler(scheduler_config(config), Journal(clock=self.clock.now),
+                                   record_events=publisher is not None)  # fmt: skip
+        self._publisher = publisher
         self._refused: list[EngineOutput] = []
 
     def add(self, request: EngineRequest) -> None:
@@ -45,7 +51,14 @@ class Engine:
             outputs += self.scheduler.update(plan, result)
             if result.seconds is not None:
                 self.clock.spend(result.seconds)
+            self._publish_events()
         return StepOutputs(outputs, self.stats())
+
+    def _publish_events(self) -> None:
+        if self._publisher is not None and self.scheduler.events is not None:
+            events = self.scheduler.events.take()
+            if events:
+                self._publisher.publish(events)
 
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
@@ -53,9 +66,31 @@ class Engine:
         return stats
 
     def reset_prefix_cache(self) -> int:
-        return self.scheduler.reset_prefix_cache()
+        count = self.scheduler.reset_prefix_cache()
+        self._publish_events()
+        return count
+
+    def memory(self) -> dict[str, int]:
+        """KV blocks by state, and the token slots that running sequences hold and use."""
+        stats, pool = self.scheduler.stats(), self.scheduler.pool
+        return {
+            "in_use": pool.num_blocks - pool.num_free,
+            "cached": pool.num_free - pool.num_empty,
+            "free": pool.num_empty,
+            "slots_held": stats.kv_slots_held,
+            "tokens_held": stats.kv_tokens_held,
+            "forks": stats.num_forks,
+            "forked_tokens": stats.forked_tokens,
+        }
+
+    def explain(self, request_ids: list[str]) -> list[dict[str, Any]]:
+        """What became of requests, those that are still known."""
+        found = (self.scheduler.journal.explain(request_id) for request_id in request_ids)
+        return [answer for answer in found if answer is not None]
 
     def shutdown(self) -> None:
+        if self._publisher is not None:
+            self._publisher.close()
         self.executor.shutdown()
 
 
@@ -70,4 +105,5 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         policy=config.scheduling_policy,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         seed=config.seed,
+        copies_blocks=config.copies_blocks,
     )

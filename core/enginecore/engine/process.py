@@ -26,7 +26,7 @@ from enginecore.request import StepOutputs
 logger = logging.getLogger("enginecore.engine")
 
 #: Methods that the frontend may call on the engine by name.
-CALLABLE = frozenset({"reset_prefix_cache", "stats"})
+CALLABLE = frozenset({"reset_prefix_cache", "stats", "memory", "explain"})
 
 
 def _watch_lifeline(folder: str) -> None:

@@ -34,6 +34,9 @@ from enginecore.request import EngineStats, SamplingParams
 logger = logging.getLogger("enginecore.frontend")
 T = TypeVar("T")
 
+#: Requests whose ids are kept for `explain`.
+MAX_RECENT = 1024
+
 
 class AsyncLLM:
     """Made by `create`, closed by `shutdown` (or as an async context manager)."""
@@ -68,6 +71,7 @@ class AsyncLLM:
         self._output = OutputProcessor(self.table, observer)
         self._threads = ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 2), thread_name_prefix="enginecore-input")
         self._receiver = asyncio.create_task(self._receive())
+        self._recent: dict[str, list[str]] = {}
         self._warming: asyncio.Task[None] | None = None
 
     @classmethod
@@ -158,12 +162,17 @@ class AsyncLLM:
     def _submit(self, requests: Sequence[PreparedRequest], request_id: str, kind: OutputKind, collector: Collector,
                 internal_ids: list[str]) -> None:  # fmt: skip
         self.check_alive()
+        self._recent.pop(request_id, None)
+        recent = self._recent[request_id] = []
+        if len(self._recent) > MAX_RECENT:
+            del self._recent[next(iter(self._recent))]
         for key, request in enumerate(requests):
             internal_ids.append(self.input.internal_id())
             for engine_request in self._output.add(
                 request, request_id=request_id, internal_id=internal_ids[-1], sink=collector, kind=kind, key=key
             ):
                 self.client.add(engine_request)
+                recent.append(engine_request.request_id)
 
     async def off_loop(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         """Run slow, thread-safe work (tokenising, rendering) in a thread."""
@@ -197,6 +206,17 @@ class AsyncLLM:
         """Forget cached prefixes; returns how many blocks."""
         count: int = await self.client.call("reset_prefix_cache")
         return count
+
+    async def memory(self) -> dict[str, int]:
+        """KV blocks by state; see `Engine.memory`."""
+        blocks: dict[str, int] = await self.client.call("memory")
+        return blocks
+
+    async def explain(self, request_id: str) -> list[dict[str, Any]] | None:
+        """How the time of a request was spent, a dict for each of its sequences; None when it is not known any more.
+        Of several requests with one id it is the latest."""
+        engine_ids = self._recent.get(request_id)
+        return None if engine_ids is None else await self.client.call("explain", engine_ids)
 
     def fail_all(self, error: Exception) -> None:
         """Every request in flight gets `error` and leaves the engine."""

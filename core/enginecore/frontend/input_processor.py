@@ -57,8 +57,8 @@ class PreparedRequest:
         return self.params.best_of or self.params.n
 
     def engine_requests(self, internal_id: str, arrival_time: float) -> list[EngineRequest]:
-        """One request for each candidate. Candidate i gets seed + i; only the first computes prompt
-        log-probabilities."""
+        """One request for each candidate. Candidate i gets seed + i; only the first computes the prompt and its
+        log-probabilities, the others fork from it."""
         params = self.params
         if self.num_sequences > params.n and params.logprobs is None:
             params = msgspec.structs.replace(params, logprobs=0)
@@ -77,7 +77,8 @@ class PreparedRequest:
                 priority=self.priority,
                 arrival_time=arrival_time,
                 cache_salt=self.cache_salt,
-                cached_prompt=params.prompt_logprobs is None,
+                cached_prompt=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
+                fork_of=f"{internal_id}_0" if index else None,
             )
             for index in range(self.num_sequences)
         ]

@@ -44,6 +44,11 @@ class BlockPool:
         return len(self._free) + len(self._cached_free)
 
     @property
+    def num_empty(self) -> int:
+        """Free blocks that nobody can ask for."""
+        return len(self._free)
+
+    @property
     def num_cached(self) -> int:
         """Blocks with an identity."""
         return len(self._index)
@@ -97,14 +102,16 @@ class BlockPool:
                 else:
                     self._cached_free[block] = None
 
-    def set_hash(self, block: int, block_hash: bytes) -> None:
-        """Give a full block its identity. If another block has it already, that one stays the one that is found."""
+    def set_hash(self, block: int, block_hash: bytes) -> bool:
+        """Give a full block its identity. If another block has it already, that one stays the one that is found, and
+        the answer is False."""
         if self._hash[block] is not None or block_hash in self._index:
-            return
+            return False
         self._hash[block] = block_hash
         self._index[block_hash] = block
         if self._observer is not None:
             self._observer.stored(block, block_hash)
+        return True
 
     def reset_cache(self) -> int:
         """Forget every identity; blocks in use stay in use. Returns how many were forgotten."""

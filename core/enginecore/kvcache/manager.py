@@ -85,6 +85,29 @@ class KVCacheManager:
                 revived += 1
         return needed_blocks - len(matched) + revived + spare <= self.pool.num_free
 
+    def can_attach_fork(self, num_tokens: int, needed_blocks: int, spare: int) -> bool:
+        """Whether `attach_fork` would leave at least `spare` blocks."""
+        return needed_blocks - num_tokens // self.block_size + spare <= self.pool.num_free
+
+    def attach_fork(
+        self, table: BlockTable, source: BlockTable, num_tokens: int, needed_blocks: int
+    ) -> list[tuple[int, int]] | None:
+        """Start a table with the first `num_tokens` tokens of a sequence in use: its full blocks shared, the partial
+        last one to be copied, because both sequences will write there. Fresh blocks up to `needed_blocks` in all.
+
+        Returns the (source, new) pairs that the device must copy; None (and nothing taken) when the pool has too few.
+        """
+        full = num_tokens // self.block_size
+        fresh = self.pool.allocate(needed_blocks - full)
+        if fresh is None:
+            return None
+        shared = source.blocks[:full]
+        self.pool.share(shared)
+        table.blocks = shared + fresh
+        table.num_published = full
+        table.epoch = source.epoch
+        return [(source.blocks[full], fresh[0])] if num_tokens % self.block_size else []
+
     def count_query(self, num_tokens: int, num_hit: int) -> None:
         if self.prefix_caching:
             self.queries += num_tokens
@@ -109,18 +132,19 @@ class KVCacheManager:
         self._epoch += 1
         return self.pool.reset_cache()
 
-    def publish(self, table: BlockTable, new_token_ids: list[int], num_computed: int) -> None:
+    def publish(self, table: BlockTable, new_token_ids: list[int], num_computed: int) -> list[int]:
         """Offer full, computed blocks to the prefix index. `new_token_ids` are the tokens of the full blocks that
-        `table.hashes` does not cover yet."""
+        `table.hashes` does not cover yet. Returns the indices of those that were not there before."""
         if not self.publishes(table):
-            return
+            return []
         if new_token_ids:
             parent = table.hashes[-1] if table.hashes else table.root
             table.hashes += block_hashes(parent, new_token_ids, self.block_size)
         full = num_computed // self.block_size
-        for i in range(table.num_published, full):
-            self.pool.set_hash(table.blocks[i], table.hashes[i])
+        set_hash, blocks, hashes = self.pool.set_hash, table.blocks, table.hashes
+        stored = [i for i in range(table.num_published, full) if set_hash(blocks[i], hashes[i])]
         table.num_published = max(table.num_published, full)
+        return stored
 
     def fork(self, table: BlockTable) -> BlockTable:
         """A second sequence with the same tokens: all blocks shared, the partial last one included."""

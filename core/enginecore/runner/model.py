@@ -15,6 +15,9 @@ class StepModel(Protocol):
     def execute(self, batch: RuntimeBatch) -> torch.Tensor:
         """float32 logits [R, V] of `batch.logits_indices`, or int64 token ids [R] already chosen."""
 
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copy KV block src to block dst for each (src, dst)."""
+
     def step_seconds(self) -> float | None:
         """How long the last step takes on a device whose time is modelled, None on any other."""
 
@@ -31,6 +34,9 @@ class PagedModel:
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
+
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        self._attention.copy_blocks(self._kv_caches, pairs)
 
     def execute(self, batch: RuntimeBatch) -> torch.Tensor:
         metadata = AttentionMetadata(
@@ -62,6 +68,14 @@ class RuntimeModel:
     def execute(self, batch: RuntimeBatch) -> torch.Tensor:
         return torch.from_numpy(self._runtime.execute(batch))
 
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        self._runtime.copy_blocks(pairs)
+
     def step_seconds(self) -> float | None:
         seconds: float | None = self._runtime.step_seconds()
         return seconds
+
+
+def runtime_copies_blocks(runtime: ModelRuntime) -> bool:
+    """Whether a runtime implements the optional `copy_blocks`."""
+    return type(runtime).copy_blocks is not ModelRuntime.copy_blocks

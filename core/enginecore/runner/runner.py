@@ -39,6 +39,8 @@ class ModelRunner:
         self._batch.apply(plan)
         for new in plan.new:
             self._enter(new)
+        if plan.copies:
+            self._model.copy_blocks(plan.copies)
         inputs = self._batch.inputs(plan)
         result = self._model.execute(inputs.batch)
         if result.dtype == torch.int64:

@@ -22,6 +22,7 @@ class RunningTable:
     def __init__(self, max_num_seqs: int, max_model_len: int) -> None:
         self.tokens_SL = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
         self.num_tokens_S = np.zeros(max_num_seqs, np.int64)
+        self.num_prompt_S = np.zeros(max_num_seqs, np.int64)
         self.num_computed_S = np.zeros(max_num_seqs, np.int64)
         self.num_blocks_S = np.zeros(max_num_seqs, np.int64)
         self.max_total_S = np.zeros(max_num_seqs, np.int64)
@@ -57,6 +58,7 @@ class RunningTable:
         count = len(sequence.token_ids)
         self.tokens_SL[slot, :count] = sequence.token_ids
         self.num_tokens_S[slot] = count
+        self.num_prompt_S[slot] = sequence.num_prompt
         self.num_computed_S[slot] = num_computed
         self.num_blocks_S[slot] = len(sequence.table.blocks)
         self.max_total_S[slot] = sequence.num_prompt + sequence.request.max_tokens

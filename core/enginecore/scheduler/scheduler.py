@@ -20,18 +20,21 @@ from typing import Literal
 import numpy as np
 
 from enginecore.kvcache import BlockPool, KVCacheManager
+from enginecore.kvcache.events import EventRecorder
 from enginecore.plan import IntArray, NewRequest, StepPlan, StepResult
 from enginecore.randomness import request_seed
 from enginecore.request import EngineOutput, EngineRequest, EngineStats
+from enginecore.scheduler.journal import BLOCKS, BUDGET, NOTHING_WAITS, PREEMPTED, SLOTS, Journal
 from enginecore.scheduler.queue import WaitingQueue
 from enginecore.scheduler.running import RunningTable
 from enginecore.scheduler.sequence import Sequence
+from enginecore.scheduler.sharing import Sharing
 
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """`long_prefill_token_threshold` 0 means no cap a sequence; `watermark` is the share of blocks that admission
-    leaves free for running sequences to grow into."""
+    leaves free for running sequences to grow into. `copies_blocks` says whether plans may ask for copies of blocks."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -43,19 +46,26 @@ class SchedulerConfig:
     long_prefill_token_threshold: int = 0
     watermark: float = 0.01
     seed: int = 0
+    copies_blocks: bool = True
 
 
-class Scheduler:
+class Scheduler(Sharing):
     """`add`, `abort`, `schedule`, `update`; nothing here blocks, allocates device memory or knows a device."""
 
-    def __init__(self, config: SchedulerConfig) -> None:
+    def __init__(
+        self, config: SchedulerConfig, journal: Journal | None = None, *, record_events: bool = False
+    ) -> None:
         self.config = config
-        self.pool = BlockPool(config.num_blocks)
+        self.journal = journal or Journal()
+        #: Changes of the prefix index, for whoever takes them after each step.
+        self.events = EventRecorder(config.block_size, self.journal) if record_events else None
+        self.pool = BlockPool(config.num_blocks, self.events or self.journal)
         self.kv = KVCacheManager(self.pool, config.block_size, prefix_caching=config.prefix_caching)
         self.waiting = WaitingQueue(by_priority=config.policy == "priority")
         self.running = RunningTable(config.max_num_seqs, config.max_model_len)
         self._sequences: dict[str, Sequence] = {}
         self._arrivals = 0
+        self._num_pending = 0
         self._counts = EngineStats()
         self._watermark = int(config.watermark * config.num_blocks)
         self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
@@ -81,7 +91,9 @@ class Scheduler:
         seed = request.seed if request.seed is not None else request_seed(self.config.seed, self._arrivals)
         sequence = Sequence(request, self._arrivals, seed)
         self._sequences[request.request_id] = sequence
-        self.waiting.push(sequence)
+        self.journal.arrived(request.request_id, sequence.num_prompt)
+        if request.fork_of is None or not self._join(sequence):
+            self.waiting.push(sequence)
         return None
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
@@ -91,10 +103,14 @@ class Scheduler:
             sequence = self._sequences.pop(request_id, None)
             if sequence is None:
                 continue
+            family = sequence.family
             if sequence.slot >= 0:
                 self._leave(sequence)
-            else:
+            elif family is None or sequence not in family.pending:
                 self.waiting.remove(sequence)
+            if family is not None:
+                self._part(sequence, family)
+            self.journal.ended(request_id, "abort", len(sequence.token_ids) - sequence.num_prompt)
             dropped.append(request_id)
         return dropped
 
@@ -112,13 +128,16 @@ class Scheduler:
         updates: list[tuple[int, int, list[int]]] = []
         slots, give, preempted = self._serve_running(updates)
         new: list[NewRequest] = []
+        copies: list[tuple[int, int]] = []
         if not preempted and len(self.waiting) and self.running.has_free_slot:
             budget = self.config.max_num_batched_tokens - int(give.sum())
-            admitted = self._admit(budget, new, updates)
+            admitted = self._admit(budget, new, updates, copies)
             if admitted:
                 slots = np.concatenate([slots, np.array([slot for slot, _ in admitted], np.int64)])
                 give = np.concatenate([give, np.array([count for _, count in admitted], np.int64)])
         starts = self.running.num_computed_S[slots]
+        num_tokens = int(give.sum())
+        self.journal.step(len(slots), num_tokens, self._why_no_more(num_tokens, preempted))
         return StepPlan(
             slots_N=slots,
             starts_N=starts,
@@ -126,7 +145,18 @@ class Scheduler:
             samples_N=starts + give == self.running.num_tokens_S[slots],
             new=new,
             block_updates=updates,
+            copies=copies,
         )
+
+    def _why_no_more(self, num_tokens: int, preempted: bool) -> int:
+        """Why the step being planned admits nobody else."""
+        if not len(self.waiting):
+            return NOTHING_WAITS
+        if preempted:
+            return PREEMPTED
+        if not self.running.has_free_slot:
+            return SLOTS
+        return BUDGET if num_tokens >= self.config.max_num_batched_tokens else BLOCKS
 
     def _serve_running(self, updates: list[tuple[int, int, list[int]]]) -> tuple[IntArray, IntArray, bool]:
         """(slots, tokens each, whether any was preempted) of the running sequences that get tokens."""
@@ -165,12 +195,13 @@ class Scheduler:
                 updates.append((slot, first, fresh))
                 return alive
             alive -= 1
-            self._preempt(self.running.sequence(int(slots[alive])))
+            self._preempt(self.running.sequence(int(slots[alive])), sequence.request_id)
         return alive
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, by: str) -> None:
         """Take a sequence's blocks and let it wait again, with its tokens: it is recomputed, cached parts aside."""
         self._leave(sequence)
+        self.journal.preempted(sequence.request_id, by, len(sequence.token_ids))
         sequence.num_preemptions += 1
         if sequence.prompt_logprobs is not None:
             sequence.prompt_logprobs = [None]
@@ -181,8 +212,26 @@ class Scheduler:
         self.running.leave(sequence, self.waiting.key(sequence))
         self.kv.free(sequence.table)
 
+    def _take_blocks(
+        self, sequence: Sequence, donor: Sequence | None, cached: int, needed: int, copies: list[tuple[int, int]]
+    ) -> bool:
+        """Start the table of a sequence that is being admitted; False when the pool has too few blocks."""
+        if donor is None:
+            return self.kv.attach(sequence.table, cached, needed)
+        pairs = self.kv.attach_fork(sequence.table, donor.table, cached, needed)
+        if pairs is None:
+            return False
+        copies += pairs
+        self._counts.num_forks += 1
+        self._counts.forked_tokens += cached
+        return True
+
     def _admit(
-        self, budget: int, new: list[NewRequest], updates: list[tuple[int, int, list[int]]]
+        self,
+        budget: int,
+        new: list[NewRequest],
+        updates: list[tuple[int, int, list[int]]],
+        copies: list[tuple[int, int]],
     ) -> list[tuple[int, int]]:
         """Move waiting sequences into slots, in order, until one does not fit. Returns (slot, tokens) of each."""
         table, kv = self.running, self.kv
@@ -195,20 +244,28 @@ class Scheduler:
             if sequence is None:
                 break
             tokens = sequence.token_ids
-            cached = kv.match(sequence.table, tokens) if sequence.reads_cache else 0
+            cached, donor = self._reusable(sequence)
             count = min(len(tokens) - cached, self._chunk, budget)
             whole = kv.blocks_for(len(tokens))
             spare = owed + (self._watermark if len(table) else 0)
-            if not kv.can_attach(sequence.table, cached, whole, spare):
-                break
+            fits = (
+                kv.can_attach(sequence.table, cached, whole, spare)
+                if donor is None
+                else kv.can_attach_fork(cached, whole, spare)
+            )
             now = kv.blocks_for(cached + count)
-            if not kv.attach(sequence.table, cached, now):
+            if not fits or not self._take_blocks(sequence, donor, cached, now, copies):
                 break
             owed += whole - now
             self.waiting.pop()
             if not sequence.admitted:
-                sequence.admitted, sequence.num_cached = True, cached
-                kv.count_query(len(tokens), cached)
+                sequence.admitted = True
+                match_end = self._match_end(sequence, cached, donor)
+                forked_from = None if donor is None else donor.request_id
+                self.journal.admitted(sequence.request_id, cached, forked_from, match_end)
+                if donor is None:
+                    sequence.num_cached = cached
+                    kv.count_query(len(tokens), cached)
                 self._counts.prompt_tokens += sequence.num_prompt
             slot = table.enter(sequence, self.waiting.key(sequence), cached)
             new.append(
@@ -244,6 +301,8 @@ class Scheduler:
         tokens = np.array(result.token_ids, np.int64)
         sampled = slots[rows]
         lengths = table.num_tokens_S[sampled]
+        for slot in sampled[lengths == table.num_prompt_S[sampled]].tolist():
+            self.journal.first_token(table.sequence(slot).request_id)
         table.tokens_SL[sampled, lengths] = tokens
         lengths = lengths + 1
         table.num_tokens_S[sampled] = lengths
@@ -251,6 +310,9 @@ class Scheduler:
         stopped = (table.stop_SX[sampled] == tokens[:, None]).any(axis=1)
         at_limit = lengths >= table.max_total_S[sampled]
         ended = stopped | at_limit
+
+        if self._num_pending:
+            self._release_pending(sampled.tolist())
 
         # This loop is what a step costs: keep calls out of it.
         sequences, logprobs, errors, many_stops = table.sequences, result.logprobs, result.errors, table.many_stops
@@ -276,7 +338,9 @@ class Scheduler:
         block_size = self.config.block_size
         start, full = len(block_table.hashes) * block_size, num_computed // block_size * block_size
         fresh: list[int] = self.running.tokens_SL[slot, start:full].tolist() if full > start else []
-        self.kv.publish(block_table, fresh, num_computed)
+        stored = self.kv.publish(block_table, fresh, num_computed)
+        if self.events is not None and stored:
+            self._record_stored(slot, block_table, stored)
 
     def _finish(self, sequence: Sequence, token: int, row: int, result: StepResult, output: EngineOutput) -> None:
         """Decide whether and why the sequence ends here, and if it does, let it go."""
@@ -297,6 +361,10 @@ class Scheduler:
             return
         del self._sequences[request.request_id]
         self._leave(sequence)
+        num_generated = len(sequence.token_ids) - sequence.num_prompt - (not output.token_ids)
+        self.journal.ended(request.request_id, str(output.finish_reason), num_generated)
+        if sequence.family is not None:
+            self._part(sequence, sequence.family)
 
     def _take_back_token(self, output: EngineOutput) -> None:
         output.token_ids, output.logprobs = [], None
@@ -309,7 +377,7 @@ class Scheduler:
         `kv_tokens_held` those of them that hold a computed token (a shared block counts for each holder)."""
         counts, slots = self._counts, self.running.order
         counts.num_running = len(self.running)
-        counts.num_waiting = len(self.waiting)
+        counts.num_waiting = len(self.waiting) + self._num_pending
         counts.num_blocks = self.pool.num_blocks
         counts.num_free_blocks = self.pool.num_free
         counts.num_used_blocks = self.pool.num_blocks - self.pool.num_free

@@ -6,6 +6,16 @@ from enginecore.kvcache import BlockTable, root_hash
 from enginecore.request import EngineRequest, TokenLogprobs
 
 
+class Family:
+    """Sequences of one prompt. One of them computes it; those in `pending` wait for that, in no queue, then fork."""
+
+    __slots__ = ("members", "pending")
+
+    def __init__(self, first: Sequence) -> None:
+        self.members = [first]
+        self.pending: list[Sequence] = []
+
+
 class Sequence:
     """Everything about a request that is not hot. While it runs, its tokens live in the running table's row `slot`;
     while it waits, in `token_ids`."""
@@ -14,6 +24,7 @@ class Sequence:
         "admitted",
         "arrival",
         "cancelled",
+        "family",
         "num_cached",
         "num_preemptions",
         "num_prompt",
@@ -39,6 +50,8 @@ class Sequence:
         self.admitted = False
         self.num_preemptions = 0
         self.cancelled = False
+        #: The sequences that share its prompt, when it has such.
+        self.family: Family | None = None
         self.table = BlockTable(root_hash(request.cache_salt, request.adapter))
         #: None when not asked for or already delivered; else what has been collected so far.
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (

@@ -13,7 +13,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from enginecore.frontend.async_llm import AsyncLLM
-from enginecore.server import info
+from enginecore.server import account, admin, info
 from enginecore.server.args import ServerArgs
 from enginecore.server.chat import chat_completions
 from enginecore.server.completions import completions
@@ -32,6 +32,8 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", completions),
     ("GET", "/v1/models", info.models),
     ("GET", "/v1/models/{model:path}", info.model),
+    ("GET", "/v1/memory", account.memory),
+    ("GET", "/v1/requests/{request_id:path}/explain", account.explain),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("GET", "/health", info.health),
@@ -39,6 +41,7 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/ping", info.health),
     ("GET", "/version", info.version),
     ("GET", "/metrics", info.metrics),
+    ("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
 )
 
 

@@ -50,6 +50,7 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_token_ids: bool = False
     return_tokens_as_token_ids: bool = False
     cache_salt: str | None = None
+    skip_reading_prefix_cache: bool | None = None
     priority: int = 0
     user: str | None = None
     metadata: dict[str, Any] | None = None

@@ -16,6 +16,7 @@ _SAME_NAME = (
     "n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
     "seed", "stop", "stop_token_ids", "bad_words", "include_stop_str_in_output", "ignore_eos", "min_tokens",
     "prompt_logprobs", "skip_special_tokens", "truncate_prompt_tokens", "allowed_token_ids",
+    "skip_reading_prefix_cache",
 )  # fmt: skip
 _TOKEN_ID = re.compile(r"-?[0-9]{1,20}")
 

@@ -99,6 +99,14 @@ class SimRuntime(ModelRuntime):
         modelled = options.profile is not None or options.step_time_s > 0 or options.token_time_s > 0
         return self._seconds if modelled else None
 
+    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+        """Copies entries, as a fork of a sequence asks for."""
+        if self._spec is None or not len(self._cache):
+            return
+        cache_BK = self._cache.reshape(self._spec.num_blocks, self._spec.block_size)
+        for source, target in pairs:
+            cache_BK[target] = cache_BK[source]
+
     def execute(self, batch: RuntimeBatch) -> np.ndarray:
         """float32 logits [R, V], or int64 ids [R] with output="tokens" or "hash"."""
         if self._spec is None:

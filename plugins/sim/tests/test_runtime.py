@@ -103,6 +103,14 @@ def test_a_wrong_block_gives_wrong_tokens(blocks: list[int], why: str) -> None:
     assert greedy(runtime, step) != expected_tokens(PROMPT, 1, vocab_size=VOCAB), why
 
 
+def test_a_copied_block_continues_as_the_first_one_does() -> None:
+    runtime, tokens = loaded(), list(range(5, 25))
+    runtime.execute(batch([Part(tokens, [3, 8], 0, 20)]))
+    runtime.copy_blocks([(8, 11)])
+    want = decode(runtime, tokens, [3, 8], 6)
+    assert decode(runtime, tokens, [3, 11], 6) == want
+
+
 def test_a_block_that_was_given_away_too_early_gives_wrong_tokens() -> None:
     runtime = loaded()
     runtime.execute(batch([Part(PROMPT, BLOCKS, 0, 39)]))
