@@ -9,7 +9,7 @@
 #   make install          only the environment                              PYTHON=python3.12 PIP_ARGS="..."
 
 MODEL  ?= smollm2-135m
-DEVICE ?= auto
+DEVICE ?= cpu
 PORT   ?= 8000
 ARGS   ?=
 
@@ -65,6 +65,7 @@ conformance: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python tools/write_cli_docs.py
+	$(BIN)/python tools/write_support_docs.py
 
 clean:
 	rm -rf $(VENV) build dist plugins/*/build .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -190,8 +190,11 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
 
 #: Finish reasons that the engine gives: "stop" (a stop token; `stop_reason` holds it, None for EOS), "length",
 #: "abort" (asked for by the client) and "error" (`error` says why).
-class EngineOutput(msgspec.Struct, array_like=True):
-    """News about one request after a step. `prompt_logprobs` comes once, with the first token, its first entry None."""
+class EngineOutput(msgspec.Struct, array_like=True, gc=False):
+    """News about one request after a step. `prompt_logprobs` comes once, with the first token, its first entry None.
+
+    One is made for each token, and none can be part of a cycle: the garbage collector need not track them.
+    """
 
     request_id: str
     token_ids: list[int]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
+from enginecore.cli.conformance_results import last_result, result_path, told
 from enginecore.cli.main import main
 
 TOY = f"{Path(__file__).parents[1] / 'testing' / 'toy_backend.py'}:create"
@@ -38,6 +40,40 @@ def test_json_is_all_that_is_printed(capsys: pytest.CaptureFixture[str]) -> None
     assert report["backend"]["capabilities"]["max_gqa_ratio"] == 16
 
 
+def test_junit_and_measurements(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    chosen = ["--only", "L6/rms_norm/wide[float32],L0/contract/op_table"]
+    assert main(["conformance", "--device", TOY, *chosen, "--junit", str(tmp_path / "report.xml")]) == 0
+    text = capsys.readouterr().out
+    assert "GB/s" in text and "L6/rms_norm/wide[float32]" in text
+    root = ElementTree.parse(tmp_path / "report.xml").getroot()
+    assert [suite.get("name") for suite in root] == ["L0/contract", "L6/rms_norm"]
+
+
+def test_support_is_a_table_or_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["conformance", "--device", "cpu", "--support"]) == 0
+    text = capsys.readouterr().out
+    assert "rms_norm" in text and "native" in text and "unsupported" in text and "sliding_window" in text
+    assert main(["conformance", "--device", TOY, "--support", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["support"]["ops"]["sample"]["float32"]["state"] == "native"
+
+
+def test_the_last_result_of_an_installed_device_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("ENGINECORE_CACHE", str(tmp_path / "cache"))
+    assert main(["conformance", "--device", "cpu", "--only", "op_table"]) == 0
+    assert last_result("enginecore-cpu:cpu") is None, "a part of a level is no result"
+    assert main(["conformance", "--device", "cpu", "--level", "4"]) == 1, "nothing of level 4 can pass there"
+    kept = last_result("enginecore-cpu:cpu:0")
+    assert kept is not None and kept["levels"] == "4" and kept["summary"]["declared-unsupported"] == 2
+    assert "levels 4" in told(kept, kept["version"]) and "9 is installed" in told(kept, "9")
+    result_path("enginecore-cpu:cpu").write_text("{")
+    assert last_result("enginecore-cpu:cpu") is None
+    assert "never run" in told(None, "1")
+    capsys.readouterr()
+
+
 def test_list_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["conformance", "--device", "nothing:here", "--list", "--level", "0"]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -46,7 +82,7 @@ def test_list_runs_nothing(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
-    [(["--level", "9"], "levels are 0 to 5"), (["--only", "no_such_case"], "--list shows all ids")],
+    [(["--level", "9"], "levels are 0 to 6"), (["--only", "no_such_case"], "--list shows all ids")],
 )
 def test_what_matches_nothing_exits_with_2(
     arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]

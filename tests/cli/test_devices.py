@@ -53,3 +53,14 @@ def test_no_plugins(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtu
     monkeypatch.setattr("enginecore.device.discovery.discover", list)
     assert main(["devices"]) == 0
     assert "pip install enginecore-cpu" in capsys.readouterr().out
+
+
+def test_ops_of_usable_devices(site: Site, capfd: pytest.CaptureFixture[str]) -> None:
+    works = "from enginecore.ops.torch_backend import TorchBackend; return TorchBackend(ctx)"
+    site.plugin("acme-npu", create=works)
+    site.plugin("bad-npu", device="bad", create="raise OSError('smoke')")
+    assert main(["devices", "--ops"]) == 0
+    out = capfd.readouterr().out
+    assert "acme-npu:acme ops: 0 native, 8 reference (rms_norm, " in out
+    assert "enginecore-cpu:cpu ops: " in out
+    assert "bad-npu:bad ops: unknown" in out and "OSError: smoke" in out

@@ -1,60 +1,19 @@
-"""`enginecore plugin new`: what it writes installs, passes the kit untouched, and serves the real model."""
+"""`enginecore plugin new`: what it writes, and what it refuses.
+
+That the package installs, passes the kit untouched and serves is in tests/testing/test_writing_a_plugin.py.
+"""
 
 from __future__ import annotations
 
-import json
-import re
 import subprocess
 import sys
 from pathlib import Path
 
-import httpx
 import pytest
 from enginecore.cli.main import main
 from enginecore.cli.plugin import FILES, render, template_names
-from enginecore.frontend.tokenizer import Tokenizer
 
 from tests import boundaries
-from tests.cli.vendor import Vendor
-
-
-@pytest.fixture(scope="module")
-def vendor(tmp_path_factory: pytest.TempPathFactory) -> Vendor:
-    """A vendor's machine: a fresh environment in which the written package was installed with pip."""
-    return Vendor.new(tmp_path_factory.mktemp("vendor"))
-
-
-def test_pip_installs_it_and_devices_shows_it(vendor: Vendor) -> None:
-    found = vendor.run("enginecore", "devices", "--json")
-    assert found.returncode == 0, found.stderr
-    [row] = [row for row in json.loads(found.stdout)["devices"] if row["device"] == "acme_npu"]
-    assert (row["status"], row["distribution"], row["contract"]) == ("available", "enginecore-acme", "1.0")
-
-
-@pytest.mark.slow
-def test_its_own_tests_pass_untouched(vendor: Vendor) -> None:
-    found = vendor.run("pytest", "-q", "-p", "no:cacheprovider")
-    assert found.returncode == 0, found.stdout + found.stderr
-    assert " passed" in found.stdout and "failed" not in found.stdout
-
-
-@pytest.mark.model
-def test_serve_answers_with_the_real_model(vendor: Vendor, smollm2: str, greedy_reference: list[dict]) -> None:
-    case = min(greedy_reference, key=lambda case: len(case["prompt_token_ids"]))
-    count = 8
-    wanted = Tokenizer.load(smollm2).decode(case["output_token_ids"][:count])
-    options = ["--device", "acme_npu", "--dtype", "float32", "--max-model-len", "512", "--port", "0"]
-    with vendor.start("enginecore", "serve", smollm2, *options) as server:
-        assert server.stderr is not None
-        said = ""
-        while not (address := re.search(r"http://127\.0\.0\.1:\d+", said)):
-            line = server.stderr.readline()
-            assert line, said
-            said += line
-        body = {"prompt": case["prompt_token_ids"], "max_tokens": count, "temperature": 0}
-        reply = httpx.post(f"{address[0]}/v1/completions", json=body, timeout=120, trust_env=False)
-    assert reply.status_code == 200, reply.text
-    assert reply.json()["choices"][0]["text"] == wanted
 
 
 def test_every_template_is_written_and_nothing_is_left_open(tmp_path: Path) -> None:

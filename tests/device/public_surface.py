@@ -1,4 +1,7 @@
-"""The public surface of `enginecore.device` as plain data, and what a change to it would break.
+"""The public surface of the contract as plain data, and what a change to it would break.
+
+It is what plugins import: `enginecore.device` and its hooks, `enginecore.testing`, `enginecore.ops.torch_backend`, and
+the schema of the ops.
 
     python -m tests.device.public_surface        # writes public_surface.json; refuses a change that is not additive
 
@@ -17,17 +20,30 @@ from pathlib import Path
 from typing import Any
 
 import enginecore.device as device
+import enginecore.ops.torch_backend as torch_backend
+import enginecore.testing as testing
 from enginecore.device import Contract
 from enginecore.device.hookspecs import REQUIRED_HOOKS, HookSpecs
+from enginecore.ops.schema import OPS
 
 SNAPSHOT = Path(__file__).with_name("public_surface.json")
 
 
 def surface() -> dict[str, Any]:
-    """Every public name of the contract, and the hooks."""
-    names = {name: _describe(getattr(device, name)) for name in sorted(device.__all__)}
+    """Every public name that a plugin may use, the hooks, and the signatures of the ops."""
     hooks = {name: _function(hook) for name, hook in vars(HookSpecs).items() if name.startswith("enginecore_")}
-    return {"names": names, "hooks": hooks, "required_hooks": sorted(REQUIRED_HOOKS)}
+    return {
+        "names": _names(device),
+        "hooks": hooks,
+        "required_hooks": sorted(REQUIRED_HOOKS),
+        "testing": _names(testing),
+        "torch_backend": _names(torch_backend),
+        "ops": {name: op.signature for name, op in OPS.items()},
+    }
+
+
+def _names(module: Any) -> dict[str, Any]:
+    return {name: _describe(getattr(module, name)) for name in sorted(module.__all__)}
 
 
 def _describe(value: Any) -> dict[str, Any]:

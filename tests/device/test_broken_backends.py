@@ -9,6 +9,7 @@ import pytest
 from enginecore.cli.main import main
 from enginecore.config import EngineArgs
 from enginecore.engine.client import InprocClient
+from enginecore.errors import UnsupportedError
 from enginecore.request import EngineRequest, SamplingParams
 from enginecore.testing.cases import all_cases, select
 from enginecore.testing.process import Worker
@@ -54,6 +55,10 @@ RETURNS_NAN = """def forward(self, query_THD, kv_cache, metadata, params, out_TH
             return super().forward(query_THD, kv_cache, metadata, params, out_THD).fill_(float("nan"))"""
 CLAIMS_GRAPHS = "backend.capabilities = replace(backend.capabilities, graph_support=GraphSupport.ALWAYS)"
 
+CLAIMS_LITTLE = (
+    "backend.capabilities = replace(backend.capabilities, features=frozenset(), dtypes=frozenset({'float32'}))"
+)
+
 #: name: (replaced method, change to the backend, the case that catches it, outcome, words of its message)
 BROKEN = {
     "claims_and_ignores": (IGNORES_WINDOW, "", "L1/attention/window_15[float32]", "false-claim", "claimed and ignored"),
@@ -74,7 +79,8 @@ BROKEN = {
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     """One plugin for each fault, with a device of its name, and a sound one."""
     planted = Site(tmp_path_factory.mktemp("site"))
-    for name, (method, change, *_) in {**BROKEN, "sound": ("pass", "")}.items():
+    others = {"sound": ("pass", ""), "claims_nothing": (LIES_IN_SUPPORTS, CLAIMS_LITTLE)}
+    for name, (method, change, *_) in {**BROKEN, **others}.items():
         create = CREATE.format(method=method, change=change).strip()
         planted.plugin(f"plugin-{name.replace('_', '-')}", device=name, create=create, more=", accelerator=False")
     with pytest.MonkeyPatch.context() as patch:
@@ -113,6 +119,19 @@ def test_the_command_says_it_with_its_exit_code(site: Site, capfd: pytest.Captur
     told = capfd.readouterr().out
     for words in ("plugin-claims-everything 1.2.3", "false-claim", "L0/contract/unknown_feature_refused", "telepathy"):
         assert words in told
+
+
+def test_the_engine_refuses_what_is_not_claimed_on_the_plugins_behalf(site: Site, tmp_path: Path) -> None:
+    """supports() of this plugin says yes to everything; its capabilities claim no feature, and no float16."""
+    from enginecore.testing.tiny_models import write_model
+
+    write_model("gpt_oss_sinks", tmp_path / "model")
+    with pytest.raises(UnsupportedError) as raised:
+        InprocClient(EngineArgs(model=str(tmp_path / "model"), device="claims_nothing", dtype="float16"))
+    assert raised.value.exit_code == 8
+    for reason in ("float16", "sliding_window", "sinks"):
+        assert reason in str(raised.value), "every reason at once"
+    assert "plugin-claims-nothing 1.2.3" in str(raised.value)
 
 
 def test_nan_of_a_backend_fails_the_request_and_is_never_an_answer(site: Site, tmp_path: Path) -> None:

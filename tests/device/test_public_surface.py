@@ -64,9 +64,24 @@ def _require_hook(s: dict[str, Any]) -> None:
     s["required_hooks"].append("enginecore_doctor")
 
 
+def _change_an_op(s: dict[str, Any]) -> None:
+    s["ops"]["rms_norm"] = s["ops"]["rms_norm"].replace("eps", "epsilon")
+
+
+def _drop_kit_field(s: dict[str, Any]) -> None:
+    del s["testing"]["DeclaredGap"]["fields"]["expires"]
+
+
+def _drop_starting_point(s: dict[str, Any]) -> None:
+    del s["torch_backend"]["TorchAttention"]["methods"]["forward"]
+
+
 @pytest.mark.parametrize(
     "change",
     [
+        _change_an_op,
+        _drop_kit_field,
+        _drop_starting_point,
         _drop_name,
         _drop_field,
         _require_field,

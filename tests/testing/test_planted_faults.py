@@ -37,6 +37,9 @@ FAULTS: dict[str, tuple[str, Outcome, str]] = {
     "hangs_bfloat16": ("L1/attention/mixed[bfloat16]", Outcome.HANG, "killed"),
     "segfaults_bfloat16": ("L1/attention/mixed[bfloat16]", Outcome.CRASH, "SIGSEGV"),
     "copies_first_layer_only": ("L1/copy_blocks/all_layers[float32]", Outcome.FAIL, "layer 1"),
+    "races_on_shared_block": ("L2/blocks/shared_block_race", Outcome.FAIL, "copy's owner"),
+    "counts_other_processes": ("L2/memory/two_processes", Outcome.FALSE_CLAIM, "not its own"),
+    "usable_shrinks_with_others": ("L2/memory/two_processes", Outcome.FAIL, "usable_bytes"),
     "copies_nothing": ("L2/blocks/copy_on_write", Outcome.FAIL, "step"),
     "swaps_backwards": ("L1/swap_blocks/swap_between_caches", Outcome.FAIL, ""),
     "accepts_everything": ("L0/contract/unknown_feature_refused", Outcome.FALSE_CLAIM, "telepathy"),
@@ -63,8 +66,11 @@ def worker() -> Iterator[Worker]:
         yield shared
 
 
-def run_toy(worker: Worker, fault: str, only: str, timeout: float | None = None) -> dict[str, CaseResult]:
-    source = BackendSource(factory=TOY, options={"fault": fault} if fault else {})
+def run_toy(
+    worker: Worker, fault: str, only: str, timeout: float | None = None, ledger: Path | None = None
+) -> dict[str, CaseResult]:
+    options = {name: str(value) for name, value in (("fault", fault), ("ledger", ledger)) if value}
+    source = BackendSource(factory=TOY, options=options)
     chosen = select(all_cases(), "0-4", only)
     assert chosen, f"no case matches {only}"
     with Runner(source, worker=worker, timeout=timeout) as runner:
@@ -82,10 +88,10 @@ def test_a_right_backend_passes_everything_it_claims(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_planted_fault_is_caught_by_name(worker: Worker, fault: str) -> None:
+def test_planted_fault_is_caught_by_name(worker: Worker, fault: str, tmp_path: Path) -> None:
     case_id, outcome, words = FAULTS[fault]
     timeout = 2.0 if outcome is Outcome.HANG else None
-    results = run_toy(worker, fault, case_id, timeout)
+    results = run_toy(worker, fault, case_id, timeout, tmp_path)
     assert results[case_id].outcome is outcome, results[case_id]
     assert words in results[case_id].message
 

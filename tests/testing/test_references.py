@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 from enginecore.testing import references
-from enginecore.testing.nmse import deviation, nmse
 from enginecore.testing.references import AttentionRule, LogicalCache
+from enginecore.testing.tolerance import deviation, nmse
 
 F = torch.nn.functional
 

@@ -9,9 +9,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
-from enginecore.errors import ParameterError
+from enginecore.errors import BrokenPluginError, ParameterError
 from enginecore.testing import ConformanceProfile, DeclaredGap, Outcome, run
 from enginecore.testing.case import CaseResult
 from enginecore.testing.cases import all_cases, select
@@ -86,6 +87,78 @@ def test_a_gap_excuses_until_it_expires(worker: Worker, fault: str, today: str, 
         [result] = runner.run_group(select(all_cases(), only=ONE))
     assert result.outcome is outcome
     assert words in result.message
+
+
+@pytest.mark.parametrize(
+    ("today", "outcome", "words"),
+    [
+        ("2030-06-30", Outcome.DECLARED_UNSUPPORTED, "declared gap until 2030-06-30: in summer"),
+        ("2030-07-01", Outcome.FAIL, "expired on 2030-06-30"),
+    ],
+)
+def test_a_gap_over_what_is_not_claimed_is_a_promise(worker: Worker, today: str, outcome: Outcome, words: str) -> None:
+    source = BackendSource(factory=TOY, profile=f"{FOLDER / 'toy_backend.py'}:promise_profile")
+    with Runner(source, worker=worker, today=datetime.date.fromisoformat(today)) as runner:
+        [result] = runner.run_group(select(all_cases(), only="L1/attention/gqa_3[float16]"))
+    assert result.outcome is outcome
+    assert words in result.message and result.gap == "in summer"
+
+
+def test_floors_are_enforced_and_metrics_reported(worker: Worker) -> None:
+    source = BackendSource(factory=TOY, profile=f"{FOLDER / 'toy_backend.py'}:floor_profile")
+    chosen = select(all_cases(), 6, "rms_norm/*[float32],silu_and_mul/*[float32],copy_blocks/*[float32]")
+    with Runner(source, worker=worker) as runner:
+        found = {result.case_id.split("/")[1]: result for case in chosen for result in runner.run_group([case])}
+    assert found["rms_norm"].outcome is Outcome.PASS and found["rms_norm"].metrics["share"] > 0
+    assert found["silu_and_mul"].outcome is Outcome.FAIL
+    assert "share is" in found["silu_and_mul"].message and "below the declared floor" in found["silu_and_mul"].message
+    assert found["copy_blocks"].outcome is Outcome.FAIL
+    assert "a floor for 'beauty'; this case measures gb_s, share" in found["copy_blocks"].message
+
+
+def test_a_profile_that_names_no_case_is_told(worker: Worker) -> None:
+    source = BackendSource(factory=TOY, profile=f"{FOLDER / 'toy_backend.py'}:misspelt_profile")
+    with Runner(source, worker=worker) as runner:
+        [result] = runner.run_group(select(all_cases(), 0, "profile_names_cases"))
+    assert result.outcome is Outcome.FAIL and "L6/rmsnorm/*" in result.message
+
+
+def test_support_is_asked_without_running_a_case(worker: Worker) -> None:
+    with Runner(BackendSource(factory=TOY, options={"fault": "accepts_everything"}), worker=worker) as runner:
+        support = runner.describe()["support"]
+    assert support["ops"]["rms_norm"]["bfloat16"]["state"] == "native"
+    assert support["ops"]["rms_norm"]["float16"]["state"] == "unsupported"
+    assert support["attention"]["plain"]["float32"]["state"] == "native"
+    refused = support["attention"]["mla"]["float32"]
+    assert refused["state"] == "unsupported", "what is not claimed is refused, whatever supports() says"
+    assert refused["reasons"] == ["features not supported: mla"]
+    broken = BackendSource(factory=TOY, options={"fault": "raises_at_creation"})
+    with Runner(broken, worker=worker) as runner, pytest.raises(BrokenPluginError, match="no toy today"):
+        runner.describe()
+
+
+def test_junit(tmp_path: Path) -> None:
+    report = Report(
+        target="acme",
+        results=[
+            CaseResult(case_id="L1/sample/a[float32]", outcome=Outcome.PASS, seconds=0.5, metrics={"share": 0.25}),
+            CaseResult(case_id="L1/sample/b", outcome=Outcome.FALSE_CLAIM, message="<claims>\nand & ignores \x00"),
+            CaseResult(case_id="L1/sample/c", outcome=Outcome.CRASH, message="SIGSEGV"),
+            CaseResult(case_id="L2/memory/d", outcome=Outcome.DECLARED_UNSUPPORTED, message="not claimed"),
+        ],
+    )
+    root = ElementTree.fromstring(report.to_junit())
+    suites = {suite.get("name"): suite for suite in root}
+    counts = {name: suites["L1/sample"].get(name) for name in ("tests", "failures", "errors", "skipped")}
+    assert counts == {"tests": "3", "failures": "1", "errors": "1", "skipped": "0"}
+    assert suites["L2/memory"].get("skipped") == "1"
+    first, second, third = suites["L1/sample"]
+    assert (first.get("classname"), first.get("name"), first.get("time")) == ("L1.sample", "a[float32]", "0.500")
+    assert first.find("properties/property").get("value") == "0.25"  # type: ignore[union-attr]
+    failure = second.find("failure")
+    assert failure is not None and failure.get("type") == "false-claim" and failure.get("message") == "<claims>"
+    assert failure.text == "<claims>\nand & ignores ?"
+    assert third.find("error").get("message") == "SIGSEGV"  # type: ignore[union-attr]
 
 
 def test_without_fork_the_outcomes_are_the_same() -> None:

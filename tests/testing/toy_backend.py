@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,7 +37,7 @@ from enginecore.device import (
 )
 from enginecore.errors import DriverMissingError
 from enginecore.ops.reference import REFERENCE
-from enginecore.testing import ConformanceProfile, DeclaredGap
+from enginecore.testing import ConformanceProfile, DeclaredGap, PerformanceFloor
 
 CAPABILITIES = Capabilities(
     dtypes=frozenset({"float32", "bfloat16"}),
@@ -54,6 +56,7 @@ class ToyAttention(AttentionBackend):
     def __init__(self, fault: str) -> None:
         self.fault = fault
         self.remembered: dict[Any, AttentionMetadata] = {}
+        self.copying: threading.Timer | None = None
 
     def supports(self, query: AttentionQuery) -> Verdict:
         if self.fault == "accepts_everything":
@@ -167,6 +170,10 @@ class ToyAttention(AttentionBackend):
     def copy_blocks(self, caches: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
         if self.fault == "copies_nothing":
             return
+        if self.fault == "races_on_shared_block" and threading.current_thread() is threading.main_thread():
+            self.copying = threading.Timer(0.01, self.copy_blocks, (caches, pairs))
+            self.copying.start()
+            return
         for cache in caches[:1] if self.fault == "copies_first_layer_only" else caches:
             for src, dst in pairs:
                 cache[:, dst] = cache[:, src]
@@ -179,19 +186,29 @@ class ToyAttention(AttentionBackend):
 
 
 class ToyMemory(MemoryManager):
-    """Counts the caches that it has given out."""
+    """Counts the caches that it has given out. `ledger` is a folder with a file for each process that uses the toy."""
 
-    def __init__(self, fault: str) -> None:
+    def __init__(self, fault: str, ledger: str) -> None:
         self.fault = fault
         self.used = self.peak = 0
-        self.arena: torch.Tensor | None = None
+        self.ledger = Path(ledger) if ledger else None
+
+    def others(self) -> int:
+        """What other processes hold."""
+        files = [file for file in self.ledger.iterdir() if file.name != str(os.getpid())] if self.ledger else []
+        return sum(int(file.read_text() or 0) for file in files)
+
+    def record(self) -> None:
+        if self.ledger:
+            (self.ledger / str(os.getpid())).write_text(str(self.used))
 
     def memory_info(self) -> MemoryInfo:
         total = 8 * 2**30
-        return MemoryInfo(total_bytes=total, usable_bytes=total, free_bytes=total - self.used, source="toy")
+        usable = total - (self.others() if self.fault == "usable_shrinks_with_others" else 0)
+        return MemoryInfo(total_bytes=total, usable_bytes=usable, free_bytes=usable - self.used, source="toy")
 
     def process_used_bytes(self) -> int:
-        return self.used
+        return self.used + (self.others() if self.fault == "counts_other_processes" else 0)
 
     def peak_bytes(self) -> int:
         return self.peak
@@ -213,11 +230,13 @@ class ToyMemory(MemoryManager):
         if self.fault != "counts_nothing":
             self.used += size
             self.peak = max(self.peak, self.used)
+            self.record()
         return [torch.empty(shape, dtype=dtype) for _ in range(num_layers)]
 
     def release_kv(self, caches: list[torch.Tensor]) -> None:
         if self.fault not in ("leaks", "counts_nothing"):
             self.used -= sum(cache.numel() * cache.element_size() for cache in caches)
+            self.record()
         caches.clear()
 
     def shrink_kv(self, caches: list[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
@@ -309,10 +328,12 @@ class ToyEvent:
 
 
 class ToyBackend(Backend):
-    def __init__(self, fault: str) -> None:
+    attention: ToyAttention
+
+    def __init__(self, fault: str, ledger: str) -> None:
         self.fault = fault
         self.capabilities = CAPABILITIES
-        self.memory = ToyMemory(fault)
+        self.memory = ToyMemory(fault, ledger)
         self.attention = ToyAttention(fault)
         self.ops = ToyOps(fault)
         self.graphs = ToyGraphs(fault)
@@ -326,7 +347,8 @@ class ToyBackend(Backend):
             raise DriverMissingError(f"there is one toy; {index} does not exist")
 
     def synchronize(self) -> None:
-        return None
+        if self.attention.copying is not None:
+            self.attention.copying.join()
 
     def stream(self) -> Any:
         return contextlib.nullcontext()
@@ -342,14 +364,34 @@ class ToyBackend(Backend):
             threading.Thread(target=time.sleep, args=(3600,)).start()
 
 
-def create(fault: str = "") -> Backend:
+def create(fault: str = "", ledger: str = "") -> Backend:
     if fault == "raises_at_creation":
         raise RuntimeError("no toy today")
     if fault == "segfaults_at_creation":
         ctypes.string_at(8)
-    return ToyBackend(fault)
+    return ToyBackend(fault, ledger)
 
 
 def gap_profile() -> ConformanceProfile:
     gap = DeclaredGap(cases="L1/attention/wild_table_entries", reason="known since spring", expires="2030-12-31")
     return ConformanceProfile(gaps=(gap,))
+
+
+def promise_profile() -> ConformanceProfile:
+    """A gap over what is not claimed: a promise to claim it by then."""
+    return ConformanceProfile(gaps=(DeclaredGap(cases="L1/*[float16]", reason="in summer", expires="2030-06-30"),))
+
+
+def floor_profile() -> ConformanceProfile:
+    """A floor that anything reaches, one that nothing reaches, one for a metric that is not measured."""
+    return ConformanceProfile(
+        floors=(
+            PerformanceFloor(case="L6/rms_norm/*[float32]", metric="share", at_least=1e-9),
+            PerformanceFloor(case="L6/silu_and_mul/*[float32]", metric="share", at_least=1e9),
+            PerformanceFloor(case="L6/copy_blocks/*[float32]", metric="beauty", at_least=0.5),
+        )
+    )
+
+
+def misspelt_profile() -> ConformanceProfile:
+    return ConformanceProfile(floors=(PerformanceFloor(case="L6/rmsnorm/*", metric="share", at_least=0.5),))

@@ -173,3 +173,75 @@ def serve(
 
     load = Load(url=url, api_key=api_key, model=served_model, concurrency=concurrency, rate=rate)
     print_report(measure_serving(engine, load, load_workload(workload, num_requests), repeat), as_json=as_json)
+
+
+@app.command()
+@with_engine
+def simulate(
+    engine: EngineArgs,
+    profile: Annotated[
+        str | None,
+        typer.Option(
+            help="The device to simulate, such as h100: the same as --device-option profile=NAME. A name that does not "
+            "exist lists those that do.",
+            rich_help_panel="Simulation",
+        ),
+    ] = None,
+    lengths: Annotated[
+        str,
+        typer.Option(
+            metavar="sharegpt|alpaca|IN:OUT",
+            help="Tokens of prompts and answers: log-normal with the published means of ShareGPT (161 and 338) or "
+            "Alpaca (19 and 58), or all the same, such as 512:128.",
+            rich_help_panel=WORK,
+        ),
+    ] = "sharegpt",
+    num_requests: Annotated[int, typer.Option(min=1, help="How many requests.", rich_help_panel=WORK)] = 1000,
+    rate: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            help="Requests a second, at Poisson times. Default: all are there at once.",
+            rich_help_panel=WORK,
+        ),
+    ] = None,
+    shared_prefix: Annotated[
+        int, typer.Option(min=0, help="Tokens that begin every prompt, on top of its own.", rich_help_panel=WORK)
+    ] = 0,
+    traffic_seed: Annotated[
+        int, typer.Option(min=0, help="Seed of lengths, times and tokens.", rich_help_panel=WORK)
+    ] = 0,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.svg|FILE.png",
+            help="Draw queue, running requests and KV use over time. Needs matplotlib: pip install 'enginecore[plot]'.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """A device that is not there: the real scheduler and cache in virtual time, with the device's time from arithmetic.
+
+    MODEL may be a name that the simulated device knows (opt-13b, llama-3-8b, llama-3-70b) or the path of any
+    config.json; no weights are needed. Times are virtual, those under `host` are this machine's. The same command gives
+    the same figures.
+
+    Example: enginecore bench simulate llama-3-8b --profile h100 --num-requests 10000 --rate 40 --max-num-seqs 1024
+    """
+    import msgspec
+
+    from enginecore.cli.bench_plot import draw_timeline, require_matplotlib
+    from enginecore.cli.bench_report import print_report
+    from enginecore.cli.bench_simulate import measure_simulation
+    from enginecore.cli.bench_traffic import Traffic
+
+    if plot is not None:
+        require_matplotlib(plot)
+    options = {"output": "hash", **({} if profile is None else {"profile": profile}), **engine.device_options}
+    traffic = Traffic(
+        num_requests=num_requests, lengths=lengths, rate=rate, shared_prefix=shared_prefix, seed=traffic_seed
+    )
+    report, timeline = measure_simulation(msgspec.structs.replace(engine, device_options=options), traffic)
+    if plot is not None:
+        draw_timeline(timeline, plot, title=f"{engine.model} on {profile or engine.device}, {num_requests} requests")
+    print_report(report, as_json=as_json)

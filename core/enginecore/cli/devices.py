@@ -11,35 +11,66 @@ if TYPE_CHECKING:
 
     from enginecore.device.probe import DeviceProbe
 
+#: Besides torch, of which the build matters too.
+PACKAGES = ("transformers", "tokenizers", "safetensors", "gguf", "numpy", "pluggy")
+
 _COLOURS = {"available": "green", "absent": "dim", "broken": "red"}
 
 
 def devices(
     json: Annotated[bool, typer.Option("--json", help="Print JSON, and nothing else, on standard output.")] = False,
+    ops: Annotated[
+        bool,
+        typer.Option("--ops", help="Make each usable device's backend and say which ops are its own. Loads torch."),
+    ] = False,
 ) -> None:
     """List every device of the installed plugins: available, absent or broken, why, and what to type."""
+    from dataclasses import asdict
+
+    from enginecore.cli.backends import backend_facts, ops_told
     from enginecore.device.discovery import discover
     from enginecore.device.probe import probe_all
 
     probes = probe_all(discover())
+    facts = backend_facts(probes) if ops else {}
     if json:
-        print_json({"devices": [device_row(probe) for probe in probes], **versions()})
+        rows = [device_row(probe) for probe in probes]
+        for row in rows:
+            if row["full_name"] in facts:
+                row["backend"] = asdict(facts[row["full_name"]])
+        print_json({"devices": rows, **versions()})
         return
     console = output_console()
     print_devices(console, probes)
+    for name, found in facts.items():
+        console.print(f"\n{name} ops: {ops_told(found)}", markup=False)
+        if found.problem:
+            print_problem(console, name, found.problem, "enginecore doctor says more")
 
 
 def versions() -> dict[str, Any]:
-    """What the plugins are judged against."""
+    """What the plugins are judged against, and the packages whose versions matter."""
     from enginecore._version import __version__
     from enginecore.device.contract import contract_version
     from enginecore.device.torch_build import torch_build
 
-    return {"enginecore": __version__, "contract": contract_version(), "torch": torch_build()}
+    found = {name: package_version(name) for name in PACKAGES}
+    return {"enginecore": __version__, "contract": contract_version(), "torch": torch_build(), "packages": found}
+
+
+def package_version(name: str) -> str | None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
 
 
 def device_row(probe: DeviceProbe) -> dict[str, Any]:
     """One device as plain data."""
+    from enginecore.cli.conformance_results import last_result
+
     plugin, result = probe.plugin, probe.result
     manifest = plugin.manifest
     return {
@@ -56,6 +87,7 @@ def device_row(probe: DeviceProbe) -> dict[str, Any]:
         "reason": result.reason,
         "fix": result.fix,
         "conflicts": list(plugin.conflicts),
+        "conformance": last_result(probe.full_name),
         "details": result.details,
     }
 

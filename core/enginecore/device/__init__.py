@@ -29,7 +29,7 @@ from enginecore.device.manifest import (
 )
 from enginecore.device.memory import KVCacheLayout, KVCacheSpec, MemoryInfo, MemoryManager
 from enginecore.device.optable import Impl, OpQuery, OpTable
-from enginecore.device.runtime import ModelRuntime, ModelSpec, RuntimeBatch
+from enginecore.device.runtime import ModelRuntime, ModelSpec, RuntimeBatch, RuntimeMemory
 from enginecore.device.torch_build import torch_problem
 
 __all__ = [
@@ -65,6 +65,7 @@ __all__ = [
     "ProbeResult",
     "ProbeStatus",
     "RuntimeBatch",
+    "RuntimeMemory",
     "ShapePolicy",
     "Verdict",
     "VerdictStatus",

@@ -14,7 +14,8 @@ class Manifest:
     `devices` are the short names it serves ("cpu", "cuda"); `contract` is the "MAJOR.MINOR" it was written against;
     `torch_variant` is the local version prefix that its torch build must have ("cu", "rocm", "xpu"), None for any;
     `accelerator` says whether `--device auto` should prefer it over a CPU, `auto` whether it may choose it at all (a
-    simulator says no). `torch_install` is what to type to get the torch build that the device needs.
+    simulator says no). `simulated` devices are models of one, whose time can be virtual. `torch_install` is what to
+    type to get the torch build that the device needs.
     """
 
     devices: tuple[str, ...]
@@ -28,6 +29,7 @@ class Manifest:
     accelerator: bool = True
     auto: bool = True
     torch_install: str = ""
+    simulated: bool = False
 
 
 class ProbeStatus(str, Enum):

@@ -10,7 +10,7 @@ from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from enginecore.device.contract import Contract
+from enginecore.device.contract import Contract, optional
 
 if TYPE_CHECKING:
     import numpy as np
@@ -18,7 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelSpec:
-    """The model as a runtime sees it: its name, its configuration as plain data, and the sizes the core settled on."""
+    """The model as a runtime sees it: its name, its configuration as plain data, and the sizes the core settled on.
+
+    `num_blocks` is 0 as long as it is not settled, which is when `memory_plan` is asked.
+    """
 
     name: str
     config: dict[str, Any]
@@ -28,6 +31,16 @@ class ModelSpec:
     max_num_seqs: int
     num_blocks: int
     block_size: int
+    max_num_batched_tokens: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeMemory:
+    """Bytes on the device: of the weights, of everything else that the largest step needs, and of one KV block."""
+
+    weight_bytes: int
+    activation_bytes: int
+    block_bytes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,3 +71,21 @@ class ModelRuntime(Contract):
 
     @abstractmethod
     def memory_bytes(self) -> int: ...
+
+    @optional
+    def model_config(self, name: str) -> dict[str, Any] | None:
+        """Optional. The config.json of a model that this runtime brings itself, as plain data; None when it has none of
+        that name, and the core looks for files."""
+        return None
+
+    @optional
+    def memory_plan(self, spec: ModelSpec) -> RuntimeMemory | None:
+        """Optional. What `spec` will take, before it is loaded: the core then sizes the cache from its memory budget.
+        None when blocks cost nothing that counts."""
+        return None
+
+    @optional
+    def step_seconds(self) -> float | None:
+        """Optional. On a device that is a model of one, how long the last step takes there (0 before the first): the
+        engine's clock spends it. None on a device whose steps take the time they take."""
+        return None

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from enginecore.clock import Clock, VirtualClock
 from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.device import Backend, KVCacheSpec, ModelSpec
 from enginecore.device.select import SelectedDevice, create_backend, select_device
@@ -47,21 +48,25 @@ class _Site:
     choices: Choices
 
 
-def build_engine(args: EngineArgs) -> tuple[Engine, ReadyInfo]:
-    """An engine that is ready to step, and what was decided on the way.
+def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, ReadyInfo]:
+    """An engine that is ready to step, and what was decided on the way. `clock` passes the time of steps that a
+    simulated device models; a virtual one needs such a device.
 
     Raises ModelError, DeviceError kinds, UnsupportedError, KVCacheTooSmall or ParameterError, each with a fix.
     """
     begun = time.perf_counter()
     choices = Choices()
-    files = resolve_model(
-        args.model, progress=logger.info, allow_pickle=args.allow_pickle, trust_remote_code=args.trust_remote_code
-    )
     selected = select_device(args.device)
     if args.device == "auto":
         choices.note("device", selected.full_name, selected.probe.reason if selected.probe else "selected")
     backend = create_backend(selected, num_threads=args.num_threads, options=args.device_options)
     backend.set_device(selected.index)
+    if isinstance(clock, VirtualClock) and (backend.runtime is None or backend.runtime.step_seconds() is None):
+        raise UnsupportedError(
+            f"{selected.device} ({selected.plugin.label}) as asked for models no time, so time cannot be virtual",
+            fix="choose a simulated device and what it simulates, such as --profile h100",
+        )
+    files = _find_model(args, backend)
     settings = resolve_settings(args, selected, files.config, backend.capabilities.dtypes, choices)
     site = _Site(args, files, selected, backend, settings, choices)
     ops = Ops(backend.ops, strict=args.strict_ops)
@@ -83,7 +88,7 @@ def build_engine(args: EngineArgs) -> tuple[Engine, ReadyInfo]:
         backend.memory.release_kv(caches)
         backend.shutdown()
 
-    engine = Engine(config, InprocExecutor(runner, release))
+    engine = Engine(config, InprocExecutor(runner, release), clock)
     ready = ReadyInfo(
         config=config,
         ledger=ledger,
@@ -94,8 +99,19 @@ def build_engine(args: EngineArgs) -> tuple[Engine, ReadyInfo]:
     return engine, ready
 
 
+def _find_model(args: EngineArgs, backend: Backend) -> ModelFiles:
+    """The model's files, unless the device brings a model of that name itself."""
+    config = backend.runtime.model_config(args.model) if backend.runtime is not None else None
+    if config is not None:
+        return ModelFiles(args.model, args.model, "runtime", config)
+    return resolve_model(
+        args.model, progress=logger.info, allow_pickle=args.allow_pickle, trust_remote_code=args.trust_remote_code
+    )
+
+
 def _load_runtime(site: _Site) -> tuple[StepModel, EngineConfig, dict[str, int], list[torch.Tensor]]:
-    """A backend that runs whole models keeps its own cache; block bytes are notional, so blocks come from the args."""
+    """A backend that runs whole models keeps its own cache; unless it plans its memory, blocks cost nothing and their
+    number comes from the args."""
     config, runtime = site.files.config, site.backend.runtime
     assert runtime is not None
     vocab_size = model_size(config, "vocab_size")
@@ -103,23 +119,41 @@ def _load_runtime(site: _Site) -> tuple[StepModel, EngineConfig, dict[str, int],
         raise ModelError(f"the config.json of {site.files.name} has no vocab_size")
     max_positions = model_size(config, "max_position_embeddings") or 2**20
     max_model_len = resolve_max_model_len(site.args, max_positions, site.choices)
-    enough = -(-max_model_len // site.args.block_size) * site.settings.max_num_seqs
-    num_blocks, max_model_len = fit_blocks(
-        site.args, max_model_len, 1, enough, site.settings.max_num_seqs, site.choices
-    )
-    resolved = _engine_config(site, vocab_size, max_model_len, num_blocks)
     spec = ModelSpec(
         name=site.files.name,
         config=config,
-        dtype=resolved.dtype,
-        vocab_size=resolved.vocab_size,
-        max_model_len=resolved.max_model_len,
-        max_num_seqs=resolved.max_num_seqs,
-        num_blocks=resolved.num_blocks,
-        block_size=resolved.block_size,
+        dtype=site.settings.dtype,
+        vocab_size=vocab_size,
+        max_model_len=max_model_len,
+        max_num_seqs=site.settings.max_num_seqs,
+        num_blocks=0,
+        block_size=site.args.block_size,
+        max_num_batched_tokens=site.settings.max_num_batched_tokens,
     )
-    runtime.load(spec, None)
-    return RuntimeModel(runtime), resolved, {"runtime": runtime.memory_bytes()}, []
+    memory = runtime.memory_plan(spec)
+    if memory is None:
+        block_bytes, available = 1, -(-max_model_len // spec.block_size) * spec.max_num_seqs
+        ledger = {}
+    else:
+        before = site.backend.memory.process_used_bytes()
+        ledger = _split_budget(site, before, memory.weight_bytes, memory.activation_bytes)
+        block_bytes, available = memory.block_bytes, ledger["kv_cache"]
+        if available < 0:
+            raise KVCacheTooSmall(
+                f"the weights ({memory.weight_bytes} bytes) and the largest step ({memory.activation_bytes} bytes) "
+                f"exceed the budget of {ledger['budget']} bytes",
+                fix="choose a larger device or several, raise memory_utilization, or lower max_num_batched_tokens",
+            )
+    num_blocks, max_model_len = fit_blocks(
+        site.args, max_model_len, block_bytes, available, spec.max_num_seqs, site.choices
+    )
+    resolved = _engine_config(site, vocab_size, max_model_len, num_blocks)
+    runtime.load(replace(spec, max_model_len=max_model_len, num_blocks=num_blocks), None)
+    if memory is None:
+        ledger["runtime"] = runtime.memory_bytes()
+    else:
+        ledger["kv_cache"] = num_blocks * block_bytes
+    return RuntimeModel(runtime), resolved, ledger, []
 
 
 def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str, int], list[torch.Tensor]]:
@@ -202,19 +236,25 @@ def _ledger(site: _Site, shape: ModelShape, before: int, weight_bytes: int) -> d
     Activations are estimated from the largest step: hidden states and the two widest products of each token, and
     float32 logits (twice, for the sampler's copy) of each sequence.
     """
-    info, settings = site.backend.memory.memory_info(), site.settings
+    settings = site.settings
     itemsize = 4 if settings.dtype == "float32" else 2
     width = 8 * shape.hidden_size + 4 * (model_size(site.files.config, "intermediate_size") or 4 * shape.hidden_size)
     activations = settings.max_num_batched_tokens * width * itemsize + settings.max_num_seqs * shape.vocab_size * 8
-    budget = int(settings.memory_utilization * info.usable_bytes)
+    return _split_budget(site, before, weight_bytes, activations)
+
+
+def _split_budget(site: _Site, before: int, weight_bytes: int, activation_bytes: int) -> dict[str, int]:
+    """The process's budget by owner, the cache last. `before` are the bytes that were in use before loading."""
+    info = site.backend.memory.memory_info()
+    budget = int(site.settings.memory_utilization * info.usable_bytes)
     base = min(before, budget)
     return {
         "usable": info.usable_bytes,
         "budget": budget,
         "process_base": base,
         "weights": weight_bytes,
-        "activations": activations,
-        "kv_cache": budget - base - weight_bytes - activations,
+        "activations": activation_bytes,
+        "kv_cache": budget - base - weight_bytes - activation_bytes,
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from enginecore.clock import Clock, RealClock
 from enginecore.config import EngineConfig
 from enginecore.parallel.executor import Executor
 from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs
@@ -11,11 +12,15 @@ from enginecore.scheduler import Scheduler, SchedulerConfig
 
 
 class Engine:
-    """Owns the scheduler and the executor. Requests that can never run come back as error outputs of the next step."""
+    """Owns the scheduler and the executor. Requests that can never run come back as error outputs of the next step.
 
-    def __init__(self, config: EngineConfig, executor: Executor) -> None:
+    `clock` passes the time that a simulated device says its steps take.
+    """
+
+    def __init__(self, config: EngineConfig, executor: Executor, clock: Clock | None = None) -> None:
         self.config = config
         self.executor = executor
+        self.clock = clock or RealClock()
         self.scheduler = Scheduler(scheduler_config(config))
         self._refused: list[EngineOutput] = []
 
@@ -38,6 +43,8 @@ class Engine:
             plan = self.scheduler.schedule()
             result = self.executor.execute(plan)
             outputs += self.scheduler.update(plan, result)
+            if result.seconds is not None:
+                self.clock.spend(result.seconds)
         return StepOutputs(outputs, self.stats())
 
     def stats(self) -> EngineStats:

@@ -27,6 +27,16 @@ from enginecore.device.memory import KVCacheLayout, KVCacheSpec, MemoryInfo, Mem
 from enginecore.device.optable import Impl, OpTable
 from enginecore.errors import DriverMissingError
 
+__all__ = [
+    "TORCH_CAPABILITIES",
+    "DoneEvent",
+    "HostMemory",
+    "ReferenceOps",
+    "TorchAttention",
+    "TorchBackend",
+    "attend",
+]
+
 #: What `TorchAttention` computes rightly. A plugin claims all of it, or less.
 TORCH_CAPABILITIES = Capabilities(
     dtypes=frozenset({"float32", "bfloat16", "float16"}),

@@ -35,6 +35,7 @@ class PersistentBatch:
         self.block_table_SB = np.zeros((max_num_seqs, width), np.int32)
         self.num_prompt_S = np.zeros(max_num_seqs, np.int64)
         self.requests: list[EngineRequest | None] = [None] * max_num_seqs
+        self.request_ids_S = np.full(max_num_seqs, "", object)
         #: Next prompt position whose log-probability is owed, by slot.
         self.prompt_logprobs_at: dict[int, int] = {}
 
@@ -49,6 +50,7 @@ class PersistentBatch:
         self.tokens_SL[new.slot, : len(new.token_ids)] = new.token_ids
         self.num_prompt_S[new.slot] = new.num_prompt
         self.requests[new.slot] = new.request
+        self.request_ids_S[new.slot] = new.request.request_id
         self.prompt_logprobs_at.pop(new.slot, None)
         if new.prompt_logprobs_from is not None:
             self.prompt_logprobs_at[new.slot] = new.prompt_logprobs_from + 1
@@ -81,7 +83,7 @@ class PersistentBatch:
                 block_table=self.block_table_SB[slots, :width],
                 slot_mapping=blocks_T * self.block_size + positions_T % self.block_size,
                 logits_indices=np.concatenate([last.astype(np.int64), *logits_indices]),
-                request_ids=[self.request(slot).request_id for slot in slots.tolist()],
+                request_ids=self.request_ids_S[slots].tolist(),
             ),
             sample_rows=sample_rows.tolist(),
             prompt_rows=prompt_rows,
@@ -108,6 +110,6 @@ class PersistentBatch:
                 del self.prompt_logprobs_at[slot]
         return indices, rows
 
-    def append(self, slots: list[int], positions: list[int], token_ids: list[int]) -> None:
+    def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: list[int]) -> None:
         """Remember sampled tokens: they are the inputs of the next step."""
         self.tokens_SL[slots, positions] = token_ids

@@ -15,6 +15,9 @@ class StepModel(Protocol):
     def execute(self, batch: RuntimeBatch) -> torch.Tensor:
         """float32 logits [R, V] of `batch.logits_indices`, or int64 token ids [R] already chosen."""
 
+    def step_seconds(self) -> float | None:
+        """How long the last step takes on a device whose time is modelled, None on any other."""
+
 
 class PagedModel:
     """A loaded model with its KV caches on a backend."""
@@ -46,6 +49,9 @@ class PagedModel:
             self._to_device(batch.logits_indices),
         )
 
+    def step_seconds(self) -> float | None:
+        return None
+
 
 class RuntimeModel:
     """A backend that runs whole models itself."""
@@ -55,3 +61,7 @@ class RuntimeModel:
 
     def execute(self, batch: RuntimeBatch) -> torch.Tensor:
         return torch.from_numpy(self._runtime.execute(batch))
+
+    def step_seconds(self) -> float | None:
+        seconds: float | None = self._runtime.step_seconds()
+        return seconds

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from enginecore.ops.dispatch import Ops
-from enginecore.plan import StepPlan, StepResult
+from enginecore.plan import NewRequest, StepPlan, StepResult
 from enginecore.runner.batch import PersistentBatch, StepInputs
 from enginecore.runner.model import StepModel
 from enginecore.runner.sampler import Sampler
@@ -29,6 +29,8 @@ class ModelRunner:
         self._model = model
         self._ops = ops
         self._batch = PersistentBatch(max_num_seqs, max_model_len, block_size)
+        #: Slots whose request asks for log-probabilities, of the prompt or the answer.
+        self._wants_logprobs: set[int] = set()
         self._sampler = Sampler(max_num_seqs, vocab_size, device, ops)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
@@ -36,23 +38,31 @@ class ModelRunner:
         """Run a plan that is not empty; blocks until its tokens are known."""
         self._batch.apply(plan)
         for new in plan.new:
-            self._sampler.enter(new)
+            self._enter(new)
         inputs = self._batch.inputs(plan)
         result = self._model.execute(inputs.batch)
         if result.dtype == torch.int64:
             return self._take_chosen(plan, inputs, result)
         return self._sample(plan, inputs, result)
 
+    def _enter(self, new: NewRequest) -> None:
+        self._sampler.enter(new)
+        params = new.request.params
+        if params.logprobs is None and params.prompt_logprobs is None:
+            self._wants_logprobs.discard(new.slot)
+        else:
+            self._wants_logprobs.add(new.slot)
+
     def _take_chosen(self, plan: StepPlan, inputs: StepInputs, ids_R: torch.Tensor) -> StepResult:
         """The model chose itself: there are tokens and no logits."""
         token_ids: list[int] = ids_R[: len(inputs.sample_rows)].tolist()
         self._remember(plan, inputs, token_ids)
         errors = {}
-        for row in inputs.sample_rows:
-            params = self._batch.request(int(plan.slots_N[row])).params
-            if params.logprobs is not None or params.prompt_logprobs is not None:
-                errors[row] = "this device gives tokens only, no log-probabilities"
-        return StepResult(token_ids, errors=errors)
+        if self._wants_logprobs:
+            slots = plan.slots_N.tolist()
+            refused = [row for row in inputs.sample_rows if slots[row] in self._wants_logprobs]
+            errors = dict.fromkeys(refused, "this device gives tokens only, no log-probabilities")
+        return StepResult(token_ids, errors=errors, seconds=self._model.step_seconds())
 
     def reference_ops(self) -> list[str]:
         return sorted(self._ops.fallbacks)
@@ -68,7 +78,7 @@ class ModelRunner:
             prompt_logprobs[row] = self._sampler.prompt_logprobs(logits_RV[at : at + count], params, targets)
             at += count
         if not rows:
-            return StepResult([], prompt_logprobs=prompt_logprobs)
+            return StepResult([], prompt_logprobs=prompt_logprobs, seconds=self._model.step_seconds())
         slots = plan.slots_N[rows].tolist()
         lengths = (plan.starts_N + plan.num_new_N)[rows]
         token_ids, logprobs, errors = self._sampler.sample(
@@ -80,10 +90,10 @@ class ModelRunner:
             logprobs={rows[i]: entry for i, entry in logprobs.items()},
             prompt_logprobs=prompt_logprobs,
             errors={rows[i]: text for i, text in errors.items()},
+            seconds=self._model.step_seconds(),
         )
 
     def _remember(self, plan: StepPlan, inputs: StepInputs, token_ids: list[int]) -> None:
         rows = np.array(inputs.sample_rows, np.int64)
         if len(rows):
-            slots = plan.slots_N[rows]
-            self._batch.append(slots.tolist(), (plan.starts_N + plan.num_new_N)[rows].tolist(), token_ids)
+            self._batch.append(plan.slots_N[rows], (plan.starts_N + plan.num_new_N)[rows], token_ids)

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from enginecore.testing.case import Case, CaseResult, Outcome
     from enginecore.testing.cases import all_cases
-    from enginecore.testing.nmse import nmse
     from enginecore.testing.profile import ConformanceProfile, DeclaredGap, PerformanceFloor
     from enginecore.testing.pytest_entry import pytest_cases
     from enginecore.testing.report import Report
     from enginecore.testing.runner import run
     from enginecore.testing.source import BackendSource
+    from enginecore.testing.tolerance import nmse
 
 __all__ = [
     "BackendSource",
@@ -46,7 +46,7 @@ _HOMES = {
     "PerformanceFloor": "profile",
     "Report": "report",
     "all_cases": "cases",
-    "nmse": "nmse",
+    "nmse": "tolerance",
     "pytest_cases": "pytest_entry",
     "run": "runner",
 }

@@ -9,8 +9,8 @@ from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from enginecore.device import AttentionBackend, AttentionQuery, Backend, MemoryManager, OpQuery, check_attention
-from enginecore.testing.nmse import deviation
-from enginecore.testing.profile import ConformanceProfile
+from enginecore.testing.profile import ConformanceProfile, id_matches
+from enginecore.testing.tolerance import deviation
 
 if TYPE_CHECKING:
     import torch
@@ -50,6 +50,7 @@ class CaseContext:
         self.profile = profile
         self.options = options
         self.device: torch.device = backend.torch_device()
+        self.metrics: dict[str, float] = {}
         self.rng = torch.Generator().manual_seed(zlib.crc32(case.id.encode()))
 
     # What the backend offers -------------------------------------------------------------------------------------
@@ -108,6 +109,17 @@ class CaseContext:
         found = deviation(actual, expected)
         self.check(found.within(tolerance), f"{what}: {found.describe(tolerance)}")
 
+    def check_floors(self) -> None:
+        """Hold what was measured to the speeds that the plugin promises."""
+        for floor in self.profile.floors:
+            if not id_matches(self.case.id, floor.case):
+                continue
+            measured = ", ".join(sorted(self.metrics)) or "nothing"
+            self.check(floor.metric in self.metrics, f"a floor for {floor.metric!r}; this case measures {measured}")
+            value = self.metrics[floor.metric]
+            told = f"{floor.metric} is {value:.3g}, below the declared floor of {floor.at_least:.3g}"
+            self.check(value >= floor.at_least, told)
+
     # Data --------------------------------------------------------------------------------------------------------
 
     def normal(self, *shape: int, dtype: str = "float32", scale: float = 1.0) -> torch.Tensor:
@@ -157,10 +169,12 @@ class Case:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """How a case ended. `message` explains anything but a plain pass; `gap` is the declared gap that excuses it."""
+    """How a case ended. `message` explains anything but a plain pass; `gap` is the declared gap that excuses it;
+    `metrics` is what it measured."""
 
     case_id: str
     outcome: Outcome
     message: str = ""
     seconds: float = 0.0
     gap: str | None = None
+    metrics: dict[str, float] = field(default_factory=dict)

@@ -6,7 +6,7 @@ import datetime
 import fnmatch
 from dataclasses import dataclass, field
 
-from enginecore.testing.nmse import TOLERANCES
+from enginecore.testing.tolerance import TOLERANCES
 
 
 def id_matches(case_id: str, pattern: str) -> bool:
@@ -52,7 +52,8 @@ class ConformanceProfile:
     """Returned by the hook `enginecore_conformance_profile`; every field has a working default.
 
     `tolerances` maps a dtype ("bfloat16") or an op and dtype ("attention:float16") to the largest NMSE, in place of
-    `enginecore.testing.nmse.TOLERANCES`. `logprob_tolerance` bounds model parity in float32 (absolute, natural log).
+    `enginecore.testing.tolerance.TOLERANCES`. `logprob_tolerance` bounds parity of models in float32
+    (absolute, natural log).
     `timeout_scale` stretches every time limit, for devices that compile on first use.
     """
 

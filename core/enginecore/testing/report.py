@@ -9,6 +9,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
+from xml.etree import ElementTree
 
 from enginecore._version import __version__
 from enginecore.device import contract_version
@@ -82,10 +83,51 @@ class Report:
                     "message": result.message,
                     "seconds": round(result.seconds, 4),
                     "gap": result.gap,
+                    **({"metrics": result.metrics} if result.metrics else {}),
                 }
                 for result in self.results
             ],
         }
 
+    def to_junit(self) -> str:
+        """JUnit's XML, as CI systems read it: one suite for each level and op, one test for each case."""
+        root = ElementTree.Element("testsuites", name=f"enginecore conformance {self.target}")
+        suites: dict[str, list[CaseResult]] = {}
+        for result in self.results:
+            suites.setdefault(result.case_id.rpartition("/")[0], []).append(result)
+        for name, results in suites.items():
+            suite = ElementTree.SubElement(root, "testsuite", name=name, tests=str(len(results)))
+            for kind, outcomes in _JUNIT.items():
+                suite.set(_PLURAL[kind], str(sum(result.outcome in outcomes for result in results)))
+            suite.set("time", f"{sum(result.seconds for result in results):.3f}")
+            for result in results:
+                _junit_case(ElementTree.SubElement(suite, "testcase"), result)
+        ElementTree.indent(root)
+        return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=1)
+
+
+#: Elements of JUnit and the outcomes that they stand for; a pass has none.
+_JUNIT = {
+    "failure": (Outcome.FAIL, Outcome.FALSE_CLAIM),
+    "error": (Outcome.CRASH, Outcome.HANG),
+    "skipped": (Outcome.DECLARED_UNSUPPORTED,),
+}
+_PLURAL = {"failure": "failures", "error": "errors", "skipped": "skipped"}
+
+
+def _junit_case(element: ElementTree.Element, result: CaseResult) -> None:
+    suite, _, name = result.case_id.rpartition("/")
+    element.attrib |= {"classname": suite.replace("/", "."), "name": name, "time": f"{result.seconds:.3f}"}
+    if result.metrics:
+        properties = ElementTree.SubElement(element, "properties")
+        for metric, value in result.metrics.items():
+            ElementTree.SubElement(properties, "property", name=metric, value=f"{value:.6g}")
+    for kind, outcomes in _JUNIT.items():
+        if result.outcome in outcomes:
+            # XML holds no control characters, and what a dying process printed may.
+            message = "".join(c if c.isprintable() or c == "\n" else "?" for c in result.message)
+            told = ElementTree.SubElement(element, kind, type=result.outcome.value, message=message.split("\n")[0])
+            told.text = message if "\n" in message else None

@@ -11,8 +11,10 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
+from enginecore.errors import BrokenPluginError
 from enginecore.testing.case import Case, CaseResult, Outcome
 from enginecore.testing.cases import all_cases, select
 from enginecore.testing.process import Ending, JobResult, Worker
@@ -64,6 +66,17 @@ class Runner:
             self._worker.close()
         self._scratch.cleanup()
 
+    def describe(self) -> dict[str, Any]:
+        """Make the backend and ask it, without running a case: distribution, capabilities, support by op and dtype.
+
+        Raises BrokenPluginError when the backend cannot be made.
+        """
+        played = self._play([])
+        if played.about is None:
+            death = played.death.message if played.death else ""
+            raise BrokenPluginError(f"{self.source.label}: {played.setup_error or death}")
+        return self.about
+
     def run_group(self, cases: Sequence[Case]) -> list[CaseResult]:
         """Results of `cases`, which share a process as long as it lives, in the same order."""
         if self._setup is not None:  # nothing can be said of a backend that cannot be made: do not try 400 times
@@ -95,7 +108,11 @@ class Runner:
     def _results(played: JobResult) -> dict[str, CaseResult]:
         return {
             case_id: CaseResult(
-                case_id=case_id, outcome=Outcome(end["outcome"]), message=end["message"], seconds=end["seconds"]
+                case_id=case_id,
+                outcome=Outcome(end["outcome"]),
+                message=end["message"],
+                seconds=end["seconds"],
+                metrics=end["metrics"],
             )
             for case_id, end in played.ended.items()
         }
@@ -150,20 +167,20 @@ class Runner:
         """Apply the gaps that the plugin declares."""
         gaps = [DeclaredGap(**gap) for gap in self.about.get("gaps", [])]
         gap = next((gap for gap in gaps if gap.covers(result.case_id)), None)
-        if gap is None or result.outcome is Outcome.DECLARED_UNSUPPORTED:
+        if gap is None:
             return result
         outcome: Outcome = result.outcome
         message = result.message
         if outcome is Outcome.PASS:
             message = f"passes: the gap declared for {gap.cases!r} can be removed"
         elif gap.expired(self._today):
+            # Not claiming it is no way out: it was promised by that day.
+            outcome = Outcome.FAIL if outcome is Outcome.DECLARED_UNSUPPORTED else outcome
             message = f"{message} (the gap declared for it expired on {gap.expires})"
         else:
             message = f"declared gap until {gap.expires}: {gap.reason} ({outcome.value}: {message})"
             outcome = Outcome.DECLARED_UNSUPPORTED
-        return CaseResult(
-            case_id=result.case_id, outcome=outcome, message=message, seconds=result.seconds, gap=gap.reason
-        )
+        return replace(result, outcome=outcome, message=message, gap=gap.reason)
 
 
 def groups(cases: Sequence[Case]) -> list[list[Case]]:

@@ -60,8 +60,15 @@ def run_job(job: dict[str, Any], channel: Channel) -> None:
         case = wanted[case_id]
         channel.send("begin", case=case_id, seconds=case.seconds * profile.timeout_scale)
         started = time.monotonic()
-        outcome, message = judge(lambda case=case: case.run(CaseContext(case, backend, profile, job["options"])))
-        channel.send("end", case=case_id, outcome=outcome, message=message, seconds=time.monotonic() - started)
+        ctx = CaseContext(case, backend, profile, job["options"])
+        outcome, message = judge(lambda ctx=ctx: _play(ctx))
+        seconds = time.monotonic() - started
+        channel.send("end", case=case_id, outcome=outcome, message=message, seconds=seconds, metrics=ctx.metrics)
+
+
+def _play(ctx: Any) -> None:
+    ctx.case.run(ctx)
+    ctx.check_floors()
 
 
 def judge(run: Any) -> tuple[str, str]:
@@ -92,10 +99,27 @@ def describe(error: BaseException) -> str:
 
 
 def _about(backend: Any, profile: Any, about: dict[str, str]) -> dict[str, Any]:
+    from enginecore.testing.support import support_of
+
+    try:
+        support = support_of(backend)
+    except Exception as error:  # level 0 says what is wrong with such a backend
+        support = {"runtime": False, "ops": {}, "attention": {}, "error": describe(error)}
     gaps = [{"cases": gap.cases, "reason": gap.reason, "expires": gap.expires} for gap in profile.gaps]
     floors = [vars(floor) for floor in profile.floors]
     claims = _plain(backend.capabilities)
-    return {**about, "backend": type(backend).__qualname__, "gaps": gaps, "floors": floors, "capabilities": claims}
+    return {
+        **about, "backend": type(backend).__qualname__, "gaps": gaps, "floors": floors, "capabilities": claims,
+        "support": support, "memory": _memory(backend),
+    }  # fmt: skip
+
+
+def _memory(backend: Any) -> dict[str, Any]:
+    """The device's memory as this process sees it; empty when the plugin cannot say (level 2 says what is wrong)."""
+    try:
+        return dict(vars(backend.memory.memory_info()))
+    except Exception:
+        return {}
 
 
 def _plain(capabilities: Any) -> dict[str, Any]:

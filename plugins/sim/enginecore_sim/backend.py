@@ -26,7 +26,7 @@ class SimMemory(MemoryManager):
     """Books of the modelled device: the runtime's cache and whatever `allocate_kv` gave out."""
 
     def __init__(self, options: SimOptions, runtime: SimRuntime) -> None:
-        self._total = options.memory_bytes
+        self._total = options.total_memory
         self._runtime = runtime
         self._given: dict[int, int] = {}
         self._peak = 0
@@ -80,9 +80,10 @@ class SimBackend(Backend):
     def __init__(self, ctx: BackendContext) -> None:
         options = SimOptions.of(ctx.options)
         self.set_device(ctx.index)
+        dtypes = frozenset({"float32", "bfloat16", "float16"} if options.device is None else options.device.flops)
         self.capabilities = Capabilities(
-            dtypes=frozenset({"float32", "bfloat16", "float16"}),
-            kv_dtypes=frozenset({"float32", "bfloat16", "float16"}),
+            dtypes=dtypes,
+            kv_dtypes=dtypes,
             block_sizes=frozenset(range(8, 129)),
             head_size_range=(1, 1024, 1),
             max_gqa_ratio=1024,

@@ -13,9 +13,10 @@ def enginecore_manifest() -> Manifest:
         distribution="enginecore-sim",
         version="0.1.0",
         contract="1.0",
-        summary="Simulated device: scripted tokens through a real paged cache, no weights",
+        summary="Simulated device: scripted tokens through a real paged cache, modelled time, no weights",
         accelerator=False,
         auto=False,
+        simulated=True,
     )
 
 

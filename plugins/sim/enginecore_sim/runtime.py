@@ -4,7 +4,10 @@
 
 A step writes the entries of its tokens by `slot_mapping`, continuing from what the cache holds for the token before,
 and reads each wanted position's whole history through the block table. What the scheduler or the block pool gets wrong
-therefore shows as wrong tokens, and what contradicts the contract outright raises InvalidBatchError.
+therefore shows as wrong tokens, and what contradicts the contract outright raises InvalidBatchError. With output="hash"
+none of this happens: such a step costs the host almost nothing and answers with tokens that mean nothing.
+
+Time is modelled, not slept: `step_seconds` says how long the last step takes, and the engine's clock lets it pass.
 
 Shape suffixes: T tokens of the step, S sequences, B block-table width, R rows of logits, V vocabulary, C candidates.
 """
@@ -12,13 +15,15 @@ Shape suffixes: T tokens of the step, S sequences, B block-table width, R rows o
 from __future__ import annotations
 
 import os
-import time
 from typing import Any
 
 import numpy as np
-from enginecore.device import ModelRuntime, ModelSpec, RuntimeBatch
+from enginecore.device import ModelRuntime, ModelSpec, RuntimeBatch, RuntimeMemory
+from enginecore.errors import UnsupportedError
 
+from enginecore_sim.models import model_shape, named_config
 from enginecore_sim.options import SimOptions
+from enginecore_sim.roofline import Roofline
 from enginecore_sim.tokens import BASE, EXIT_PROMPT, NUM_CANDIDATES, RAISE_PROMPT
 
 EXIT_CODE = 86
@@ -51,29 +56,62 @@ class SimRuntime(ModelRuntime):
         self._cache: np.ndarray = np.empty(0, dtype=np.uint64)
         self._powers: np.ndarray = np.empty(0, dtype=np.uint64)
         self._steps = 0
+        self._roofline: Roofline | None = None
+        self._seconds = 0.0
+
+    def model_config(self, name: str) -> dict[str, Any] | None:
+        return named_config(name)
+
+    def memory_plan(self, spec: ModelSpec) -> RuntimeMemory | None:
+        """By arithmetic with a profile; None without, where the cache is sized by what is asked for."""
+        if self._options.device is None:
+            return None
+        shape = model_shape(spec.name, spec.config, spec.dtype)
+        rows = spec.max_num_batched_tokens * (2 * shape.head.inputs + shape.widest) * shape.itemsize
+        return RuntimeMemory(
+            weight_bytes=shape.weight_bytes,
+            activation_bytes=rows + spec.max_num_seqs * spec.vocab_size * 4,
+            block_bytes=spec.block_size * shape.kv_bytes_per_token,
+        )
 
     def load(self, spec: ModelSpec, weights: Any) -> None:
-        """Takes the sizes from `spec`; `weights` is not used."""
+        """Takes the sizes from `spec`; `weights` is not used. UnsupportedError when a profile cannot run the model."""
         self._spec = spec
+        self._roofline = _roofline(self._options, spec)
+        if self._options.output == "hash":
+            return
         self._cache = np.full(spec.num_blocks * spec.block_size, _POISON, dtype=np.uint64)
         # Products of uint64 wrap modulo 2^64, which is the arithmetic that the token function asks for.
         self._powers = np.cumprod(np.full(spec.max_model_len + 1, BASE, dtype=np.uint64))
 
     def memory_bytes(self) -> int:
-        """Modelled bytes that the cache takes."""
-        return len(self._cache) * self._options.bytes_per_slot
+        """Modelled bytes of the cache and, with a profile, of the weights."""
+        if self._spec is None:
+            return 0
+        slots = self._spec.num_blocks * self._spec.block_size
+        if self._roofline is None:
+            return slots * self._options.bytes_per_slot
+        shape = self._roofline.shape
+        return slots * shape.kv_bytes_per_token + shape.weight_bytes
+
+    def step_seconds(self) -> float | None:
+        options = self._options
+        modelled = options.profile is not None or options.step_time_s > 0 or options.token_time_s > 0
+        return self._seconds if modelled else None
 
     def execute(self, batch: RuntimeBatch) -> np.ndarray:
-        """float32 logits [R, V], or int64 ids [R] with output="tokens"."""
+        """float32 logits [R, V], or int64 ids [R] with output="tokens" or "hash"."""
         if self._spec is None:
             raise InvalidBatchError("execute was called before load")
         self._steps += 1
+        self._seconds = self._modelled(batch)
         self._fail_if_asked(batch)
+        if self._options.output == "hash":
+            return self._hashed(batch, self._spec)
         self._check(batch, self._spec)
         for i in self._in_order(batch):
             self._write(batch, i)
         readout_R = self._read(batch)
-        self._take_time(len(batch.token_ids))
         offsets_C = np.arange(NUM_CANDIDATES, dtype=np.uint64)
         ids_RC: np.ndarray = (mix(readout_R[:, None] + offsets_C) % np.uint64(self._spec.vocab_size)).astype(np.int64)
         if self._options.output == "tokens":
@@ -85,15 +123,23 @@ class SimRuntime(ModelRuntime):
         return logits_RV
 
     def _fail_if_asked(self, batch: RuntimeBatch) -> None:
-        if self._options.exit_at_step == self._steps or _contains(batch, EXIT_PROMPT):
+        by_token = self._options.output != "hash"
+        if self._options.exit_at_step == self._steps or (by_token and _contains(batch, EXIT_PROMPT)):
             os._exit(EXIT_CODE)
-        if self._options.raise_at_step == self._steps or _contains(batch, RAISE_PROMPT):
+        if self._options.raise_at_step == self._steps or (by_token and _contains(batch, RAISE_PROMPT)):
             raise SimulatedFailure(f"step {self._steps} was asked to fail")
 
-    def _take_time(self, num_tokens: int) -> None:
-        seconds = self._options.step_time_s + num_tokens * self._options.token_time_s
-        if seconds > 0:
-            time.sleep(seconds)
+    def _modelled(self, batch: RuntimeBatch) -> float:
+        if self._roofline is None:
+            return self._options.step_time_s + len(batch.token_ids) * self._options.token_time_s
+        query_lens = np.diff(batch.query_start_loc)
+        return self._roofline.step_seconds(query_lens, batch.seq_lens, len(batch.logits_indices))
+
+    def _hashed(self, batch: RuntimeBatch, spec: ModelSpec) -> np.ndarray:
+        last_R = batch.token_ids[batch.logits_indices].astype(np.uint64)
+        positions_R = batch.positions[batch.logits_indices].astype(np.uint64)
+        ids_R: np.ndarray = (mix(last_R + positions_R * np.uint64(BASE)) % np.uint64(spec.vocab_size)).astype(np.int64)
+        return ids_R
 
     def _check(self, batch: RuntimeBatch, spec: ModelSpec) -> None:
         starts, lens = batch.query_start_loc, batch.seq_lens
@@ -184,3 +230,20 @@ def _contains(batch: RuntimeBatch, pattern: tuple[int, ...]) -> bool:
     first = np.searchsorted(batch.query_start_loc, hits, side="right")
     last = np.searchsorted(batch.query_start_loc, hits + len(pattern) - 1, side="right")
     return bool((first == last).any())
+
+
+def _roofline(options: SimOptions, spec: ModelSpec) -> Roofline | None:
+    device = options.device
+    if device is None:
+        return None
+    if spec.dtype not in device.flops:
+        known = ", ".join(device.flops)
+        raise UnsupportedError(f"sim profile {device.name} has no rate for {spec.dtype}; it has {known}")
+    return Roofline(
+        profile=device,
+        shape=model_shape(spec.name, spec.config, spec.dtype),
+        flops=device.flops[spec.dtype],
+        num_devices=options.tensor_parallel,
+        compute_efficiency=options.compute_efficiency,
+        bandwidth_efficiency=options.bandwidth_efficiency,
+    )

@@ -1,4 +1,4 @@
-"""All cases, by level: 0 contract, 1 ops, 2 memory, 3 graphs, 4 collectives, 5 whole models.
+"""All cases, by level: 0 contract, 1 ops, 2 memory, 3 graphs, 4 collectives, 5 whole models, 6 performance.
 
 The list is the same for every backend, so that a report can be compared with another's; what a backend does not claim
 ends as "declared-unsupported".
@@ -9,7 +9,7 @@ from __future__ import annotations
 from enginecore.testing.case import Case
 from enginecore.testing.profile import id_matches
 
-LEVELS = {0: "contract", 1: "ops", 2: "memory", 3: "graphs", 4: "collectives", 5: "models"}
+LEVELS = {0: "contract", 1: "ops", 2: "memory", 3: "graphs", 4: "collectives", 5: "models", 6: "performance"}
 
 
 def all_cases() -> list[Case]:
@@ -26,13 +26,14 @@ def all_cases() -> list[Case]:
         memory,
         models,
         norms,
+        performance,
         rotary,
         sampling,
     )
 
     modules = (
         contract, attention, cache, norms, rotary, activations, linear, sampling, memory, blocks, graphs, collectives,
-        models,
+        models, performance,
     )  # fmt: skip
     cases = [case for module in modules for case in module.cases()]
     duplicates = {case.id for case in cases if sum(other.id == case.id for other in cases) > 1}

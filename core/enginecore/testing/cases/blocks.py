@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from enginecore.kvcache.block_pool import BlockPool
 from enginecore.kvcache.manager import BlockTable, KVCacheManager
 from enginecore.testing.case import Case, CaseContext
@@ -121,5 +123,36 @@ def copy_on_write(ctx: CaseContext) -> None:
         home.check(step)
 
 
+def shared_block_race(ctx: CaseContext) -> None:
+    """Copy a shared block, then let both owners write at once: each call takes effect after those before it.
+
+    The engine does not wait between the three. A copy that is still under way would take up what the first owner
+    writes, or undo what the second one writes.
+    """
+    paged = Paged(ctx, Setting(head_size=64, num_heads=4, num_kv_heads=4), num_blocks=48, num_layers=2)
+    size = paged.block_size
+    parent = paged.sequence(1, 16 * size)
+    child = paged.sequence(1, 16 * size)
+    pairs = list(zip(parent.blocks, child.blocks, strict=True))
+    for turn in range(8):
+        for layer in range(2):
+            paged.write(slots_of(parent.blocks, 0, parent.seq_len, size), layer)
+        writes = [(seq, paged.make_kv(size // 2)) for seq in (parent, child)]
+        ctx.attention.copy_blocks(paged.caches, pairs)
+        for layer in range(2):
+            for seq, (key, value) in writes:
+                slots = slots_of(seq.blocks, seq.seq_len - size // 2, seq.seq_len, size)
+                mapping = torch.tensor(slots, dtype=torch.int64, device=ctx.device)
+                ctx.attention.reshape_and_cache(key, value, paged.caches[layer], mapping)
+        ctx.backend.synchronize()
+        for layer, logical in enumerate(paged.logical):
+            logical.copy_blocks(pairs)
+            for seq, (key, value) in writes:
+                slots = slots_of(seq.blocks, seq.seq_len - size // 2, seq.seq_len, size)
+                logical.write(key, value, torch.tensor(slots, dtype=torch.int64))
+            paged.verify([parent], f"turn {turn}: the block's first owner after both wrote", layer)
+            paged.verify([child], f"turn {turn}: the copy's owner after both wrote", layer)
+
+
 def cases() -> list[Case]:
-    return [Case(2, "blocks", check.__name__, check) for check in (copy_on_write, fuzz)]
+    return [Case(2, "blocks", check.__name__, check) for check in (copy_on_write, shared_block_race, fuzz)]

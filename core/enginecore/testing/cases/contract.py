@@ -26,8 +26,10 @@ from enginecore.device import (
 from enginecore.errors import DriverMissingError
 from enginecore.ops.schema import OPS
 from enginecore.testing.case import Case, CaseContext, FalseClaim
+from enginecore.testing.profile import id_matches
+from enginecore.testing.support import FEATURES, baseline_query
 
-KNOWN_FEATURES = frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "non_causal", "cross_attention", "mla"})
+KNOWN_FEATURES = frozenset(FEATURES)
 
 
 def backend_and_parts(ctx: CaseContext) -> None:
@@ -102,17 +104,6 @@ def capabilities_sane(ctx: CaseContext) -> None:
         raise FalseClaim(f"graph_support is {caps.graph_support.value} but backend.graphs is None")
     if caps.max_world_size > 1 and ctx.backend.collectives is None:
         raise FalseClaim(f"max_world_size is {caps.max_world_size} but backend.collectives is None")
-
-
-def baseline_query(caps: Capabilities) -> AttentionQuery:
-    """The plainest use that the capabilities claim."""
-    common = sorted(caps.dtypes & caps.kv_dtypes) or sorted(caps.dtypes)
-    sizes = [d for d in (64, 128, *range(8, 520, 2)) if caps.supports_head_size(d)]
-    block = 16 if 16 in caps.block_sizes else min(caps.block_sizes)
-    kv_dtype = common[0] if common[0] in caps.kv_dtypes else min(caps.kv_dtypes)
-    return AttentionQuery(
-        dtype=common[0], kv_dtype=kv_dtype, head_size=sizes[0], num_heads=2, num_kv_heads=2, block_size=block
-    )
 
 
 def baseline_supported(ctx: CaseContext) -> None:
@@ -232,6 +223,15 @@ def _accepts(ctx: CaseContext, name: str, impl: Impl, count: int) -> None:
         raise AssertionError(f"{name}{signature} cannot be called with the schema's {OPS[name].signature}") from None
 
 
+def profile_names_cases(ctx: CaseContext) -> None:
+    """Gaps and floors that name nothing excuse and promise nothing: a typing error would never show."""
+    from enginecore.testing.cases import all_cases
+
+    ids = [case.id for case in all_cases()]
+    for pattern in [gap.cases for gap in ctx.profile.gaps] + [floor.case for floor in ctx.profile.floors]:
+        ctx.check(any(id_matches(case_id, pattern) for case_id in ids), f"the profile names {pattern!r}: no such case")
+
+
 def shutdown_ends_cleanly(ctx: CaseContext) -> None:
     """The worker leaves the process the ordinary way after this one: a thread that will not end shows as a hang."""
     ctx.backend.synchronize()
@@ -242,6 +242,7 @@ def cases() -> list[Case]:
     checks = (
         backend_and_parts, device_calls, missing_device_refused, capabilities_sane, baseline_supported,
         absurd_query_refused, each_defect_refused, unknown_feature_refused, claims_agree, layout_sane, op_table,
+        profile_names_cases,
     )  # fmt: skip
     found = [Case(0, "contract", check.__name__, check) for check in checks]
     return [*found, Case(0, "shutdown", "ends_cleanly", shutdown_ends_cleanly, isolated=True)]

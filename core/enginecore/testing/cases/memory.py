@@ -6,8 +6,9 @@ import torch
 
 from enginecore.device import KVCacheLayout, MemoryInfo
 from enginecore.testing.case import Case, CaseContext, FalseClaim
-from enginecore.testing.cases.contract import baseline_query
 from enginecore.testing.cases.paged import Paged, Setting
+from enginecore.testing.neighbour import Neighbour
+from enginecore.testing.support import baseline_query
 
 MIB = 2**20
 #: What the books may be off by: allocator granularity, a C library that keeps arenas, pages of code touched meanwhile.
@@ -122,6 +123,24 @@ def no_leak(ctx: CaseContext) -> None:
     ctx.check(leaked <= SLACK, f"{leaked} bytes more are held after 60 caches of 8 MiB came and went")
 
 
+def two_processes(ctx: CaseContext) -> None:
+    """Another process fills its share: the books and the limits of this one, and so its budget, do not move."""
+    claimed = ctx.backend.capabilities.per_process_accounting
+    held, _ = _cache_of(ctx, 64 * MIB)
+    usable, used = ctx.memory.memory_info().usable_bytes, ctx.memory.process_used_bytes()
+    with Neighbour(ctx.options["source"], 160 * MIB) as neighbour:
+        while_there = ctx.memory.memory_info().usable_bytes, ctx.memory.process_used_bytes()
+        told = f"while another process holds {neighbour.size} bytes, "
+        same = abs(while_there[0] - usable) <= SLACK and abs(neighbour.usable - usable) <= SLACK
+        ctx.check(same, told + f"usable_bytes is {while_there[0]} here and {neighbour.usable} there; it was {usable}")
+        if claimed:
+            if abs(while_there[1] - used) > SLACK:
+                raise FalseClaim(told + f"the books here moved from {used} to {while_there[1]}: they are not its own")
+            if abs(neighbour.grown - neighbour.size) > SLACK:
+                raise FalseClaim(told + f"its own books grew by {neighbour.grown}")
+    ctx.memory.release_kv(held)
+
+
 def impossible_allocation(ctx: CaseContext) -> None:
     """A cache of many times the device's memory is an exception, not a crash, and leaves the books as they were."""
     layout = layout_of(ctx)
@@ -158,7 +177,7 @@ def pinned_host(ctx: CaseContext) -> None:
 
 def cases() -> list[Case]:
     checks = (
-        info_consistent, allocation_is_counted, peak_is_counted, fuzz_allocations, no_leak, impossible_allocation,
-        shrink_keeps_content, pinned_host,
+        info_consistent, allocation_is_counted, peak_is_counted, fuzz_allocations, no_leak, two_processes,
+        impossible_allocation, shrink_keeps_content, pinned_host,
     )  # fmt: skip
     return [Case(2, "memory", check.__name__, check) for check in checks]

@@ -18,7 +18,7 @@ import torch
 from enginecore.device import AttentionMetadata, AttentionParams, AttentionQuery, KVCacheSpec
 from enginecore.testing import references
 from enginecore.testing.case import CaseContext, FalseClaim
-from enginecore.testing.nmse import deviation
+from enginecore.testing.tolerance import deviation
 
 #: Block-table entries past the end of a sequence in the cases that check that they are never followed.
 WILD_BLOCK = 0x3FFFFFFF
