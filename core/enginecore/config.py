@@ -47,7 +47,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     served_model_name: str | None = None
     device: str = "auto"
     dtype: str = "auto"
-    quantization: str | None = None
+    quantization: str | None = "auto"
     max_model_len: int | Literal["auto"] | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None

@@ -14,6 +14,7 @@ SET: dict[str, Any] = {
     "model": "some/model",
     "device": "sim",
     "dtype": "float32",
+    "quantization": "int8",
     "max_model_len": 128,
     "max_num_seqs": 3,
     "max_num_batched_tokens": 64,

@@ -43,8 +43,8 @@ _OPS = (
     OpSchema("gelu_tanh_and_mul", "(x_T2F) -> out_TF", "gelu with the tanh approximation"),
     OpSchema(
         "pack_linear",
-        "(weight_OI | QuantizedWeight, bias_O | None) -> PackedLinear",
-        "Prepares a weight for this device, once, at load. A QuantizedWeight (ops/quantized.py) comes only in schemes "
+        "(weight_OI, bias_O | None) -> PackedLinear",
+        "Prepares a weight for this device, once, at load. A QuantizedWeight (ops/quantized.py) instead has a scheme "
         "that the backend claims in Capabilities.quantizations. The result is called as packed(x_TI) -> y_TO "
         "(x.dtype), has rows(ids_T) -> [T, I] (rows of the original weight, so that a tied embedding needs one copy), "
         "`nbytes`, `in_features` and `out_features`.",
