@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from enginecore.cli.common import set_up_logging, with_engine
+from enginecore.cli.common import set_up_logging, tell_loading, with_engine
 from enginecore.cli.options import SCHEDULING
 from enginecore.config import EngineArgs, parse_bytes
 from enginecore.errors import ParameterError
@@ -146,6 +146,7 @@ def serve(
         root_path=root_path,
         disable_log_requests=not log_requests,
     )
+    tell_loading(engine)
     return run_server(engine, server)
 
 

@@ -128,8 +128,8 @@ def _open_site(args: EngineArgs, clock: Clock | None) -> _Site:
     backend.set_device(selected.index)
     if isinstance(clock, VirtualClock) and (backend.runtime is None or backend.runtime.step_seconds() is None):
         raise UnsupportedError(
-            f"{selected.device} ({selected.plugin.label}) was not told what to simulate",
-            fix="name what it simulates, such as --profile h100",
+            f"{selected.device} ({selected.plugin.label}) models no time as it is, so time cannot be virtual",
+            fix="name what a simulated device shall model, such as --profile h100",
         )
     files = _find_model(args, backend)
     settings = resolve_settings(args, selected, files.config, backend.capabilities.dtypes, choices)

@@ -135,7 +135,6 @@ class _Lifetime:
         def observer(config: EngineConfig) -> Metrics:
             return Metrics(config.served_model_name, config.num_blocks)
 
-        logger.info("loading %s on %s", self._engine_args.model, self._engine_args.device)
         loading = asyncio.create_task(
             AsyncLLM.create(
                 self._engine_args, observer=observer, sampling_overrides=self._args.override_generation_config
