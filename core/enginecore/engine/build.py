@@ -102,6 +102,7 @@ def plan_engine(args: EngineArgs) -> ReadyInfo:
             _, config, ledger = _size_runtime(site)
         else:
             shape = inspect_model(site.files, site.settings.dtype)
+            _refuse_unsupported(site, shape)
             before = site.backend.memory.process_used_bytes()
             config, ledger, _ = _size_paged(site, shape, before, shape.weight_bytes)
     finally:
@@ -250,7 +251,6 @@ def _size_paged(
     site: _Site, shape: ModelShape, before: int, weight_bytes: int
 ) -> tuple[EngineConfig, dict[str, int], list[KVCacheSpec]]:
     """The configuration, the ledger and what the cache holds, for weights of that many bytes."""
-    _refuse_unsupported(site, shape)
     max_model_len = resolve_max_model_len(site.args, shape.max_positions, site.choices)
     specs = shape.kv_specs(site.args.block_size)
     block_bytes = _block_bytes(site, specs)

@@ -11,25 +11,13 @@ from enginecore.device.backend import Backend
 from enginecore.device.manifest import BackendContext
 from enginecore.device.optable import OpTable
 from enginecore.errors import DriverMissingError
+from enginecore.ops.torch_backend import DoneEvent, ReferenceOps
 
 from enginecore_cpu import native, system
 from enginecore_cpu.attention import NativeAttention, native_capabilities
 from enginecore_cpu.memory import CpuMemory
 from enginecore_cpu.ops import NativeOps
-from enginecore_cpu.torch_path import TorchAttention, TorchOps, torch_capabilities
-
-
-class HostEvent:
-    """Work on a CPU is done when the call returns, so an event is always complete."""
-
-    def record(self) -> None:
-        return None
-
-    def synchronize(self) -> None:
-        return None
-
-    def query(self) -> bool:
-        return True
+from enginecore_cpu.torch_path import TorchAttention, torch_capabilities
 
 
 class CpuBackend(Backend):
@@ -51,7 +39,7 @@ class CpuBackend(Backend):
             self.memory = CpuMemory()
             self.capabilities = torch_capabilities()
             self.attention = TorchAttention(self.capabilities)
-            self.ops = TorchOps()
+            self.ops = ReferenceOps()
         else:
             # After a parallel region torch's OpenMP threads spin for some milliseconds, on the processors that the
             # kernels' own threads need next. What is left to torch here is small.
@@ -75,8 +63,8 @@ class CpuBackend(Backend):
     def stream(self) -> Any:
         return contextlib.nullcontext()
 
-    def event(self) -> HostEvent:
-        return HostEvent()
+    def event(self) -> DoneEvent:
+        return DoneEvent()
 
     def manual_seed(self, seed: int) -> None:
         torch.manual_seed(seed)
