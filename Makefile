@@ -12,6 +12,8 @@ MODEL  ?= smollm2-135m
 DEVICE ?= cpu
 PORT   ?= 8000
 ARGS   ?=
+# Processes that share the test files; every file stays in one of them.
+JOBS   ?= 2
 
 VENV     := .venv
 BIN      := $(VENV)/bin
@@ -48,7 +50,7 @@ demo: $(STAMP)
 	$(BIN)/enginecore generate $(MODEL) --device $(DEVICE) --prompt "The three laws of robotics are" --max-tokens 64 --temperature 0 $(ARGS)
 
 test: $(STAMP)
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
