@@ -24,7 +24,7 @@ CLAIMED = Capabilities(quantizations=frozenset({"q4_1", "q8_0"}))
 def test_schemes_of_a_file(smollm2):
     files = resolve_model(smollm2)
     assert needed_schemes(files, "gguf") == ["q4_1", "q8_0"]
-    assert needed_schemes(files, "int8") == ["q8_0"] and needed_schemes(files, None) == []
+    assert needed_schemes(files, "int8") == ["int8"] and needed_schemes(files, None) == []
     assert quantization_reasons(files, "gguf", CLAIMED) == []
     [reason] = quantization_reasons(files, "gguf", Capabilities(quantizations=frozenset({"q8_0"})))
     assert "q4_1" in reason

@@ -11,7 +11,7 @@ from enginecore.models.store import ModelFiles
 FLOAT_TYPES = frozenset({0, 1, 28, 30})
 
 #: How the weights that are quantised while loading lie on the device.
-INT8_SCHEME = "q8_0"
+INT8_SCHEME = "int8"
 
 
 def needed_schemes(files: ModelFiles, quantization: str | None) -> list[str]:

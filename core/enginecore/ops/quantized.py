@@ -16,13 +16,18 @@ SCHEMES = {
     "q6_k": (14, 256, 210),
 }  # fmt: skip
 
+#: Rows of a float32 scale, then a signed byte for each input.
+INT8 = "int8"
+_INT8_HEAD = 4
+
 #: Rows that are quantised at a time: it bounds the memory that takes.
 _ROWS = 4096
 
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """What `pack_linear` takes in place of a weight: rows of blocks, as a GGUF file has them.
+    """What `pack_linear` takes in place of a weight: rows of blocks, as a GGUF file has them, or ("int8") of a scale and
+    bytes.
 
     `data_OB` is contiguous uint8; `dtype` is what activations have and what looked-up rows shall have.
     """
@@ -38,6 +43,9 @@ class QuantizedWeight:
 
     def dequantize(self) -> torch.Tensor:
         """The weight [O, I] in `dtype`, on the device of `data_OB`."""
+        if self.scheme == INT8:
+            scale_O1 = self.data_OB[:, :_INT8_HEAD].contiguous().view(torch.float32)
+            return (self.data_OB[:, _INT8_HEAD:].view(torch.int8).float() * scale_O1).to(self.dtype)
         from gguf.quants import dequantize
 
         values = dequantize(self.data_OB.cpu().numpy(), SCHEMES[self.scheme][0])  # type: ignore[arg-type]
@@ -45,21 +53,20 @@ class QuantizedWeight:
 
 
 def can_quantize_int8(in_features: int) -> bool:
-    return in_features % SCHEMES["q8_0"][1] == 0
+    return in_features % 32 == 0
 
 
 def quantize_int8(weight_OI: torch.Tensor) -> QuantizedWeight:
-    """Signed bytes, symmetric, a half-precision scale for each 32 inputs ("q8_0"): the nearest code of each value.
+    """Signed bytes, symmetric, a scale for each output (scheme "int8"): the nearest code of each value.
 
     I must be a multiple of 32 (`can_quantize_int8`).
     """
-    blocks, rows = weight_OI.shape[1] // 32, weight_OI.shape[0]
-    data = torch.empty(rows, blocks, 34, dtype=torch.uint8, device=weight_OI.device)
+    rows, inputs = weight_OI.shape
+    data_OB = torch.empty(rows, _INT8_HEAD + inputs, dtype=torch.uint8, device=weight_OI.device)
     for start in range(0, rows, _ROWS):
-        part = weight_OI[start : start + _ROWS].reshape(-1, blocks, 32).float()
-        scale = (part.abs().amax(-1, keepdim=True) / 127).half()
-        step = scale.float()
-        codes = torch.where(step > 0, part / step, torch.zeros_like(part)).round_().clamp_(-127, 127)
-        data[start : start + _ROWS, :, :2] = scale.view(torch.uint8)
-        data[start : start + _ROWS, :, 2:] = codes.to(torch.int8).view(torch.uint8)
-    return QuantizedWeight("q8_0", data.view(rows, -1), weight_OI.shape[1], weight_OI.dtype)
+        part = weight_OI[start : start + _ROWS].float()
+        scale = part.abs().amax(-1, keepdim=True) / 127
+        codes = torch.where(scale > 0, part / scale, torch.zeros_like(part)).round_().clamp_(-127, 127)
+        data_OB[start : start + _ROWS, :_INT8_HEAD] = scale.view(torch.uint8)
+        data_OB[start : start + _ROWS, _INT8_HEAD:] = codes.to(torch.int8).view(torch.uint8)
+    return QuantizedWeight(INT8, data_OB, inputs, weight_OI.dtype)

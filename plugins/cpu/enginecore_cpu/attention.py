@@ -21,7 +21,7 @@ def native_capabilities(isa: str) -> Capabilities:
     return Capabilities(
         dtypes=dtypes,
         kv_dtypes=dtypes,
-        quantizations=frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0"}),
+        quantizations=frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "int8"}),
         block_sizes=frozenset({8, 16, 32, 64, 128}),
         head_size_range=(1, 1024, 1),
         max_gqa_ratio=1024,

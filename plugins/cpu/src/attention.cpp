@@ -117,16 +117,26 @@ void run_attention(Pool& pool, const Isa& isa, const AttentionArgs& args, const 
   std::atomic<int64_t> next{0};
   auto job = [&] {
     const AttentionScratch scratch = scratch_for(args.cache.padded);
-    for (int64_t i; (i = next.fetch_add(1)) < int64_t(split.size());) {
+    // Of many small items the next is claimed early, so that its keys are fetched while this one is computed.
+    const int64_t count = int64_t(split.size());
+    const bool early = count >= 8 * pool.threads();
+    bool near = false;
+    for (int64_t i = next.fetch_add(1), after; i < count; i = after) {
       const AttentionItem& item = split[size_t(i)];
+      if (early) after = next.fetch_add(1);
+      const AttentionItem* following = early && after < count ? &split[size_t(after)] : nullptr;
+      const bool fetched = near;
+      near = following != nullptr;
       if (item.tile < 0) {
-        isa.attention(args, item, scratch, nullptr);
+        isa.attention(args, item, scratch, nullptr, fetched, following);
+        if (!early) after = next.fetch_add(1);
         continue;
       }
       const AttentionItem& tile = tiles[size_t(item.tile)];
       float* base = memory.get() + first_partial[size_t(item.tile)] * stride;
-      isa.attention(args, item, scratch, base + (item.chunk - tile.chunk) * stride);
+      isa.attention(args, item, scratch, base + (item.chunk - tile.chunk) * stride, fetched, following);
       if (left[item.tile].fetch_sub(1) == 1) isa.attention_merge(args, tile, scratch, base, stride);
+      if (!early) after = next.fetch_add(1);
     }
   };
   if (split.size() == 1) job();

@@ -116,9 +116,39 @@ void find_panels(const AttentionArgs& a, const AttentionItem& item, const TileRo
 
 constexpr int kFetchPanels = 4;
 
+EC_INLINE void fetch_lines(const char* from, int64_t lines) {
+  for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(from + line * 64, 0, 2);
+}
+
 EC_INLINE void fetch(const char* const* panels, int first, int n, int count, int64_t lines) {
-  for (int i = first; i < first + n && i < count; ++i)
-    for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(panels[i] + line * 64, 0, 2);
+  for (int i = first; i < first + n && i < count; ++i) fetch_lines(panels[i], lines);
+}
+
+// The keys that this thread needs next, brought near while the values of now are multiplied: what is computed is the
+// same with them or without.
+struct Ahead {
+  const char* keys[kChunk / kPanel];
+  int count = 0;
+  int64_t lines;  // of one panel
+};
+
+void find_ahead(const AttentionArgs& a, const AttentionItem& item, int64_t chunk, Ahead* out) {
+  const CacheView& c = a.cache;
+  out->count = 0;
+  if (c.block_size < kPanel || item.rows > kMaxRows) return;  // copied first, or read so often that it does not matter
+  const ChunkRange range = chunk_range(a, rows_of(a, item), chunk);
+  const int32_t* table = a.table + item.seq * a.table_stride;
+  const int64_t steps = c.dtype == DType::kFloat32 ? c.head_size : (c.head_size + 1) / 2;
+  out->lines = steps;
+  for (int64_t token = range.begin; token < range.end; token += kPanel)
+    out->keys[out->count++] = c.data + table[token / c.block_size] * c.block_bytes() + item.kv_head * c.head_bytes() +
+                              token % c.block_size / kPanel * steps * 64;
+  // The last panel's values are copied before anything else happens.
+  const int64_t last = (range.end - 1) / kPanel * kPanel;
+  if (out->count && last + kPanel > a.seq_lens[item.seq])
+    fetch_lines(c.data + table[last / c.block_size] * c.block_bytes() + item.kv_head * c.head_bytes() + c.side_bytes() +
+                    last % c.block_size * c.padded * c.item(),
+                c.padded * c.item() * kPanel / 64);
 }
 
 template <class T, int R, int P>
@@ -133,13 +163,14 @@ void score_tile(const char* q, int64_t q_stride, const char* const* keys, int64_
 // out[r][16 p + i] = sum over the panels' tokens of weights[r][t] * values[t][16 p + i].
 template <class T, int R, int P>
 void value_tile(const char* weights, const char* const* values, int panels, int64_t offset, int64_t v_step, float* out,
-                int64_t out_stride) {
+                int64_t out_stride, const Ahead* ahead) {
   vf acc[R][P];
   EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = vset(0.0f);
   constexpr int64_t kSteps = kPanel / Step<T>::kWidth;
   for (int i = 0; i < panels; ++i) {
     const char* b[P];
     EC_UNROLL for (int p = 0; p < P; ++p) b[p] = values[i] + offset + p * 64;
+    if (ahead && i < ahead->count) fetch_lines(ahead->keys[i], ahead->lines);
     product_steps<T, R, P>(acc, weights + i * kPanel * int64_t(sizeof(T)), kChunk * 4, b, v_step, kSteps);
   }
   EC_UNROLL for (int r = 0; r < R; ++r)
@@ -147,7 +178,7 @@ void value_tile(const char* weights, const char* const* values, int panels, int6
 }
 
 typedef void (*ScoreFn)(const char*, int64_t, const char* const*, int64_t, float*);
-typedef void (*ValueFn)(const char*, const char* const*, int, int64_t, int64_t, float*, int64_t);
+typedef void (*ValueFn)(const char*, const char* const*, int, int64_t, int64_t, float*, int64_t, const Ahead*);
 
 template <class T, int P> ScoreFn score_of_rows(int rows) {
   switch (rows) {
@@ -261,7 +292,7 @@ template <class T> void load_queries(const AttentionArgs& a, const AttentionItem
 
 template <class T>
 void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const TileRows& rows, ChunkRange range,
-                     const AttentionScratch& scratch, float* max, float* sum, float* out) {
+                     const AttentionScratch& scratch, bool near, const Ahead& ahead, float* max, float* sum, float* out) {
   const CacheView& c = a.cache;
   Panels panels;
   find_panels(a, item, rows, range, scratch, &panels);
@@ -271,11 +302,13 @@ void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const Ti
   const int tiles = (item.rows + kMaxRows - 1) / kMaxRows;
   // With one pass of rows the cache streams from memory, in pieces too short for the hardware to foresee.
   const bool stream = tiles == 1;
-  if (stream) fetch(panels.keys, 0, kFetchPanels, count, steps);
+  if (stream && !near) fetch(panels.keys, 0, kFetchPanels, count, steps);
+  const int64_t value_lines = c.padded * int64_t(sizeof(T)) * kPanel / 64;
+  const int later = near ? count * 2 / 3 : count;  // values from here on are fetched during the softmax
   for (int i = 0; i < count; i += kMaxPanels) {
     if (stream) {
-      fetch(panels.keys, i + kFetchPanels, kMaxPanels, count, steps);
-      fetch(panels.values, i, kMaxPanels, count, c.padded * int64_t(sizeof(T)) * kPanel / 64);
+      if (!near) fetch(panels.keys, i + kFetchPanels, kMaxPanels, count, steps);
+      fetch(panels.values, i, kMaxPanels, later, value_lines);
     }
     const int n = count - i < kMaxPanels ? count - i : kMaxPanels;
     for (int t = 0; t < tiles; ++t) {
@@ -286,6 +319,7 @@ void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const Ti
   }
   for (int r = 0; r < item.rows; ++r) {
     const int64_t flat = item.row + r, head = int64_t(item.kv_head) * a.group + flat % a.group;
+    if (stream) fetch(panels.values, later + (count - later) * r / item.rows, (count - later + item.rows - 1) / item.rows, count, value_lines);
     softmax_row<T>(a, rows, range, rows.context + flat / a.group, a.alibi ? a.alibi[head] : 0.0f,
                    scratch.scores + r * kChunk, max + r, sum + r);
   }
@@ -295,9 +329,10 @@ void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const Ti
     for (int t = 0; t < tiles; ++t) {
       const int r0 = item.rows * t / tiles, r1 = item.rows * (t + 1) / tiles;
       value_of<T>(r1 - r0, n)(reinterpret_cast<const char*>(scratch.scores + r0 * kChunk), panels.values, count, d * 64, v_step,
-                              out + r0 * c.padded + d * kPanel, c.padded);
+                              out + r0 * c.padded + d * kPanel, c.padded, d == 0 && t == 0 ? &ahead : nullptr);
     }
   }
+  fetch(ahead.keys, count, ahead.count, ahead.count, ahead.lines);
 }
 
 // Fold one chunk's (max, sum, out) of each row into the running ones.
@@ -361,20 +396,29 @@ void start_total(const AttentionArgs& a, int rows, float* max, float* sum, float
   memset(total, 0, int64_t(rows) * a.cache.padded * 4);
 }
 
-void attention(const AttentionArgs& a, const AttentionItem& item, const AttentionScratch& scratch, float* partial) {
+void attention(const AttentionArgs& a, const AttentionItem& item, const AttentionScratch& scratch, float* partial,
+               bool near, const AttentionItem* next) {
   const TileRows rows = rows_of(a, item);
   const bool f32 = a.cache.dtype == DType::kFloat32;
   if (f32) load_queries<float>(a, item, scratch.q);
   else load_queries<bf16>(a, item, scratch.q);
   const auto compute = f32 ? chunk_attention<float> : chunk_attention<bf16>;
+  Ahead ahead;
   if (partial) {
-    compute(a, item, rows, chunk_range(a, rows, item.chunk), scratch, partial, partial + kTileRows, partial + 2 * kTileRows);
+    if (next) find_ahead(a, *next, next->chunk, &ahead);
+    compute(a, item, rows, chunk_range(a, rows, item.chunk), scratch, near, ahead, partial, partial + kTileRows,
+            partial + 2 * kTileRows);
     return;
   }
   float max[kTileRows], sum[kTileRows], total_max[kTileRows], total_sum[kTileRows];
   start_total(a, item.rows, total_max, total_sum, scratch.total);
   for (int64_t chunk = item.chunk; chunk < item.chunk_end; ++chunk) {
-    compute(a, item, rows, chunk_range(a, rows, chunk), scratch, max, sum, scratch.chunk);
+    const bool last = chunk + 1 == item.chunk_end;
+    ahead.count = 0;
+    if (!last) find_ahead(a, item, chunk + 1, &ahead);
+    else if (next) find_ahead(a, *next, next->chunk, &ahead);
+    compute(a, item, rows, chunk_range(a, rows, chunk), scratch, near, ahead, max, sum, scratch.chunk);
+    near = ahead.count > 0;
     merge_chunk(a, item.rows, max, sum, scratch.chunk, total_max, total_sum, scratch.total);
   }
   write_result(a, item, total_max, total_sum, scratch.total);

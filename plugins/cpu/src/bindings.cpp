@@ -96,7 +96,7 @@ class QuantLinear {
     const Tensor w = view(blocks, "blocks", 2, Kind::kUInt8);
     require(w.shape[0] > 0 && inputs > 0 && inputs % kBlock == 0, "blocks", "must hold whole blocks of 32 inputs");
     packed_ = std::make_unique<QuantWeight>(arena, scheme, w.shape[0], inputs);
-    require(w.shape[1] == packed_->blocks * packed_->file_block && w.stride[1] == 1, "blocks", "has rows of another size");
+    require(w.shape[1] == packed_->row_bytes && w.stride[1] == 1, "blocks", "has rows of another size");
     if (!bias.is_none()) {
       const Tensor b = view(bias, "bias", 1, Kind::kFloat32);
       require(b.shape[0] == w.shape[0] && b.contiguous(), "bias", "must be contiguous, one value for each output");

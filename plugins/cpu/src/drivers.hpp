@@ -62,11 +62,12 @@ void run_linear(Pool& pool, const Isa& isa, const PackedWeight& weight, const ch
 struct QuantWeight {
   QuantWeight(Arena& arena, const std::string& scheme, int64_t outputs, int64_t inputs);
   int64_t bytes() const { return panels * panel_bytes; }
-  void pack(Pool& pool, const char* source, int64_t row_bytes);  // rows of blocks as in the file
+  void pack(Pool& pool, const char* source, int64_t stride);  // rows as in the file, or a scale and K bytes
   void rows(Pool& pool, const int64_t* ids, int64_t count, char* out, DType dtype) const;
 
-  int64_t N, K, blocks, panels, panel_bytes, block_bytes;
-  int file_block;  // bytes of a block in the file
+  int64_t N, K, panels, group, blocks, panel_bytes, block_bytes;
+  int64_t row_bytes;  // of the source
+  int file_block;     // bytes of a block in the file
   Codes codes;
   bool has_min;
   int32_t offset;
@@ -74,7 +75,7 @@ struct QuantWeight {
   std::vector<float> bias;
 
  private:
-  void pack_panel(int64_t panel, const char* source, int64_t row_bytes);
+  void pack_panel(int64_t panel, const char* source, int64_t stride);
 };
 
 void run_quant(Pool& pool, const Isa& isa, const QuantWeight& weight, const char* x, int64_t x_stride, DType x_type,

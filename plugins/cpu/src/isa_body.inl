@@ -5,13 +5,14 @@
 
 #include "linear.inl"
 #include "quant.inl"
+#include "bytes.inl"
 #include "pointwise.inl"
 
 #include "attention.inl"
 #include "cache.inl"
 
 namespace EC_ISA {
-static const Isa kTable = {EC_NAME, linear,  quantize, quant_linear, attention,    attention_merge, cache_write,
+static const Isa kTable = {EC_NAME, linear,  quantize, quant_linear, byte_linear, attention,    attention_merge, cache_write,
                            norm,    rotary,  gate,     arg_max,      exp_row,      collect,         measure_read,
                            measure_matrix};
 }

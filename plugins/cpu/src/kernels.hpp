@@ -32,10 +32,11 @@ struct LinearArgs {
 //   16 scales | 16 minima, if any | 64 bytes of fifth bits, if any | codes
 // where step s of the codes is a line of 16 outputs x 4 bytes: inputs 4s..4s+3 (bytes), or in the low halves inputs
 // 4s..4s+3 and in the high halves 16+4s..16+4s+3. Fifth bits are a 64-bit mask for each 4 inputs in the order of inputs.
-enum class Codes : int { kNibble = 0, kFive = 1, kByte = 2 };
+// kChannel has one scale (float32) to an output: a panel is all lines of codes, then 16 scales.
+enum class Codes : int { kNibble = 0, kFive = 1, kByte = 2, kChannel = 3 };
 constexpr int kBlock = 32;
 
-// A block of a row in signed bytes. `start`: -offset times the sum of its codes; `weighted`: scale times that sum.
+// A block (a group, of weights with one scale) of a row in signed bytes. `start`: -offset times the sum of its codes; `weighted`: scale times that sum.
 struct RowBlock {
   float scale;
   int32_t start;
@@ -45,21 +46,21 @@ struct RowBlock {
 struct QuantizeArgs {
   const char* x;
   int64_t x_stride;  // bytes between rows
-  int8_t* codes;     // [M][blocks][32]
+  int8_t* codes;     // [M][blocks][group]
   RowBlock* scales;  // [M][blocks]
-  int64_t blocks;
+  int64_t blocks, group;  // inputs of a block: 32 or 64
   int32_t offset;
   DType dtype;
 };
 
 struct QuantArgs {
-  const int8_t* x;         // [M][blocks][32]
+  const int8_t* x;         // [M][blocks][group]
   const RowBlock* scales;  // [M][blocks]
   const char* w;
   const float* bias;  // null: none
   char* y;
   int64_t y_stride;  // bytes between rows
-  int64_t N, blocks, panel_bytes;
+  int64_t N, blocks, group, panel_bytes;
   Codes codes;
   bool has_min;
   DType y_type;
@@ -165,7 +166,10 @@ struct Isa {
   void (*linear)(const LinearArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
   void (*quantize)(const QuantizeArgs&, int64_t m0, int64_t m1);
   void (*quant_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
-  void (*attention)(const AttentionArgs&, const AttentionItem&, const AttentionScratch&, float* partial);
+  void (*byte_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
+  // `near`: this thread named the item as its `next` before, so its first keys are on their way.
+  void (*attention)(const AttentionArgs&, const AttentionItem&, const AttentionScratch&, float* partial, bool near,
+                    const AttentionItem* next);
   void (*attention_merge)(const AttentionArgs&, const AttentionItem&, const AttentionScratch&, const float* partials,
                           int64_t partial_stride);
   void (*cache_write)(const CacheWriteArgs&, int64_t t0, int64_t t1);

@@ -19,7 +19,7 @@ struct Format {
 
 constexpr Format kFormats[] = {
     {"q4_0", Codes::kNibble, false, 8, 18}, {"q4_1", Codes::kNibble, true, 0, 20}, {"q5_0", Codes::kFive, false, 16, 22},
-    {"q5_1", Codes::kFive, true, 0, 24},    {"q8_0", Codes::kByte, false, 128, 34},
+    {"q5_1", Codes::kFive, true, 0, 24},    {"q8_0", Codes::kByte, false, 128, 34}, {"int8", Codes::kChannel, false, 128, 0},
 };
 
 const Format& format_of(const std::string& name) {
@@ -74,30 +74,43 @@ thread_local Scratch scratch;
 }  // namespace
 
 QuantWeight::QuantWeight(Arena& arena, const std::string& scheme, int64_t outputs, int64_t inputs)
-    : N(outputs), K(inputs), blocks(inputs / kBlock), panels((outputs + kPanel - 1) / kPanel) {
+    : N(outputs), K(inputs), panels((outputs + kPanel - 1) / kPanel) {
   const Format& format = format_of(scheme);
+  group = format.codes == Codes::kChannel && inputs % 64 == 0 ? 64 : kBlock;
+  blocks = inputs / group;
   codes = format.codes;
   has_min = format.has_min;
   offset = format.offset;
   file_block = format.bytes;
   block_bytes = int64_t(format.bytes) * kPanel;
-  panel_bytes = (blocks * block_bytes + 63) / 64 * 64;
+  row_bytes = codes == Codes::kChannel ? inputs + 4 : blocks * file_block;
+  panel_bytes = codes == Codes::kChannel ? inputs * kPanel + 64 : (blocks * block_bytes + 63) / 64 * 64;
   memory = arena.allocate(size_t(panels * panel_bytes));
 }
 
-void QuantWeight::pack(Pool& pool, const char* source, int64_t row_bytes) {
+void QuantWeight::pack(Pool& pool, const char* source, int64_t stride) {
   Pieces pieces(panels, pool.threads(), 1);
   pool.run([&] {
     for (int64_t begin, end; pieces.next(&begin, &end);)
-      for (int64_t panel = begin; panel < end; ++panel) pack_panel(panel, source, row_bytes);
+      for (int64_t panel = begin; panel < end; ++panel) pack_panel(panel, source, stride);
   });
 }
 
-void QuantWeight::pack_panel(int64_t panel, const char* source, int64_t row_bytes) {
+void QuantWeight::pack_panel(int64_t panel, const char* source, int64_t stride) {
   char* const base = memory.data + panel * panel_bytes;
   std::memset(base, 0, size_t(panel_bytes));
   for (int lane = 0; lane < kPanel && panel * kPanel + lane < N; ++lane) {
-    const char* from = source + (panel * kPanel + lane) * row_bytes;
+    const char* from = source + (panel * kPanel + lane) * stride;
+    if (codes == Codes::kChannel) {
+      std::memcpy(base + K * kPanel + 4 * lane, from, 4);
+      for (int64_t s = 0; s < K / 4; ++s) {
+        uint32_t four;
+        std::memcpy(&four, from + 4 + 4 * s, 4);
+        four ^= 0x80808080u;
+        std::memcpy(base + 64 * s + 4 * lane, &four, 4);
+      }
+      continue;
+    }
     for (int64_t b = 0; b < blocks; ++b) {
       char* to = base + b * block_bytes;
       std::memcpy(to + 2 * lane, from, 2);
@@ -133,6 +146,17 @@ void QuantWeight::rows(Pool& pool, const int64_t* ids, int64_t count, char* out,
   const auto one = [&](int64_t i) {
     const int lane = int(ids[i] % kPanel);
     const char* from = memory.data + ids[i] / kPanel * panel_bytes;
+    const auto put = [&](int64_t k, float value) {
+      const int64_t at = i * K + k;
+      if (dtype == DType::kFloat32) reinterpret_cast<float*>(out)[at] = value;
+      else reinterpret_cast<uint16_t*>(out)[at] = to_bfloat16(value);
+    };
+    if (codes == Codes::kChannel) {
+      float scale;
+      std::memcpy(&scale, from + K * kPanel + 4 * lane, 4);
+      for (int64_t k = 0; k < K; ++k) put(k, scale * float(int(uint8_t(from[k / 4 * 64 + 4 * lane + k % 4])) - 128));
+      return;
+    }
     for (int64_t b = 0; b < blocks; ++b, from += block_bytes) {
       const char* high = from + (has_min ? 64 : 32);
       const char* code = high + (codes == Codes::kFive ? 64 : 0) + 4 * lane;
@@ -147,10 +171,7 @@ void QuantWeight::rows(Pool& pool, const int64_t* ids, int64_t count, char* out,
           const int bit = 4 * lane + j % 4;
           if (codes == Codes::kFive && (high[j / 4 * 8 + bit / 8] >> (bit % 8) & 1)) q |= 16;
         }
-        const float value = has_min ? scale * float(q) + least : scale * float(q - offset);
-        const int64_t at = i * K + b * kBlock + j;
-        if (dtype == DType::kFloat32) reinterpret_cast<float*>(out)[at] = value;
-        else reinterpret_cast<uint16_t*>(out)[at] = to_bfloat16(value);
+        put(b * kBlock + j, has_min ? scale * float(q) + least : scale * float(q - offset));
       }
     }
   };
@@ -171,8 +192,8 @@ void run_quant(Pool& pool, const Isa& isa, const QuantWeight& weight, const char
   const size_t code_bytes = size_t(rows * weight.K), scale_bytes = size_t(rows * weight.blocks) * sizeof(RowBlock);
   char* memory = scratch.get((code_bytes + 63) / 64 * 64 + scale_bytes);
   const QuantizeArgs q{x, x_stride, reinterpret_cast<int8_t*>(memory),
-                       reinterpret_cast<RowBlock*>(memory + (code_bytes + 63) / 64 * 64), weight.blocks, weight.offset, x_type};
-  if (rows * weight.K <= 1 << 14) {
+                       reinterpret_cast<RowBlock*>(memory + (code_bytes + 63) / 64 * 64), weight.blocks, weight.group, weight.offset, x_type};
+  if (rows * weight.K <= 1 << 15) {
     isa.quantize(q, 0, rows);
   } else {
     Pieces pieces(rows, pool.threads(), 1);
@@ -181,8 +202,9 @@ void run_quant(Pool& pool, const Isa& isa, const QuantWeight& weight, const char
     });
   }
   const QuantArgs args{q.codes, q.scales, weight.memory.data, weight.bias.empty() ? nullptr : weight.bias.data(), y, y_stride,
-                       weight.N, weight.blocks, weight.panel_bytes, weight.codes, weight.has_min, y_type};
-  if (rows * weight.N * weight.K <= 1 << 16) return isa.quant_linear(args, 0, rows, 0, weight.panels);
+                       weight.N, weight.blocks, weight.group, weight.panel_bytes, weight.codes, weight.has_min, y_type};
+  const auto linear = weight.codes == Codes::kChannel ? isa.byte_linear : isa.quant_linear;
+  if (rows * weight.N * weight.K <= 1 << 16) return linear(args, 0, rows, 0, weight.panels);
   // As for other weights: blocks of rows that stay in the second-level cache, and panels by the handful.
   const int64_t most = std::max<int64_t>(48, (256 << 10) / weight.K);
   const int64_t row_blocks = (rows + most - 1) / most;
@@ -191,7 +213,7 @@ void run_quant(Pool& pool, const Isa& isa, const QuantWeight& weight, const char
     for (int64_t begin, end; pieces.next(&begin, &end);) {
       while (begin < end) {
         const int64_t block = begin / weight.panels, stop = std::min(end, (block + 1) * weight.panels);
-        isa.quant_linear(args, rows * block / row_blocks, rows * (block + 1) / row_blocks, begin - block * weight.panels,
+        linear(args, rows * block / row_blocks, rows * (block + 1) / row_blocks, begin - block * weight.panels,
                          stop - block * weight.panels);
         begin = stop;
       }

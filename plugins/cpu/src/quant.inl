@@ -70,16 +70,39 @@ EC_INLINE vu add_sixteen(vu w, const char* mask) {
 #endif
 }
 
-template <class T> void quantize_rows(const QuantizeArgs& a, int64_t m0, int64_t m1) {
+template <int Parts> EC_INLINE uint32_t largest_bits(const vf (&v)[Parts]) {
+#if defined(__AVX512F__)
+  const __m512i mask = _mm512_set1_epi32(0x7fffffff);
+  __m512i most = _mm512_and_si512((__m512i)v[0].p[0], mask);
+  EC_UNROLL for (int i = 1; i < Parts; ++i) most = _mm512_max_epu32(most, _mm512_and_si512((__m512i)v[i].p[0], mask));
+  return _mm512_reduce_max_epu32(most);
+#else
+  alignas(64) uint32_t lanes[Parts * kLanes];
+  memcpy(lanes, v, sizeof lanes);
+  uint32_t most = 0;
+  for (int i = 0; i < Parts * kLanes; ++i) {
+    const uint32_t bits = lanes[i] & 0x7fffffffu;
+    most = bits > most ? bits : most;
+  }
+  return most;
+#endif
+}
+
+template <class T, int Group> void quantize_rows(const QuantizeArgs& a, int64_t m0, int64_t m1) {
   for (int64_t m = m0; m < m1; ++m) {
     const T* x = reinterpret_cast<const T*>(a.x + m * a.x_stride);
-    int8_t* codes = a.codes + m * a.blocks * kBlock;
+    int8_t* codes = a.codes + m * a.blocks * Group;
     RowBlock* out = a.scales + m * a.blocks;
-    for (int64_t block = 0; block < a.blocks; ++block, x += kBlock, codes += kBlock) {
-      const vf v[2] = {vload(x), vload(x + kLanes)}, zero = vset(0.0f);
-      const float top = hmax(vmax(vmax(v[0], zero - v[0]), vmax(v[1], zero - v[1])));
-      if (any(unequal(v[0] - v[0], zero) | unequal(v[1] - v[1], zero))) {  // a NaN or an infinity: so is the result
-        memset(codes, 0, kBlock);
+    for (int64_t block = 0; block < a.blocks; ++block, x += Group, codes += Group) {
+      constexpr int parts = Group / kLanes;
+      vf v[parts];
+      EC_UNROLL for (int i = 0; i < parts; ++i) v[i] = vload(x + i * kLanes);
+      // As integers, absolute values compare alike, and what is no finite number is above all others.
+      const uint32_t bits = largest_bits<parts>(v);
+      float top;
+      memcpy(&top, &bits, 4);
+      if (bits >= 0x7f800000u) {  // so is the result
+        memset(codes, 0, Group);
         out[block] = RowBlock{__builtin_nanf(""), 0, __builtin_nanf("")};
         continue;
       }
@@ -87,30 +110,34 @@ template <class T> void quantize_rows(const QuantizeArgs& a, int64_t m0, int64_t
       const vf inverse = vset(flat ? 0.0f : 127.0f / top);
       int32_t sum = 0;
 #if defined(__AVX512F__)
-      const __m512i q0 = _mm512_cvtps_epi32((__m512)(v[0] * inverse).p[0]), q1 = _mm512_cvtps_epi32((__m512)(v[1] * inverse).p[0]);
-      _mm_storeu_si128((__m128i*)codes, _mm512_cvtepi32_epi8(q0));
-      _mm_storeu_si128((__m128i*)(codes + kLanes), _mm512_cvtepi32_epi8(q1));
-      sum = _mm512_reduce_add_epi32(_mm512_add_epi32(q0, q1));
+      __m512i total = _mm512_setzero_si512();
+      EC_UNROLL for (int i = 0; i < parts; ++i) {
+        const __m512i q = _mm512_cvtps_epi32((__m512)(v[i] * inverse).p[0]);
+        _mm_storeu_si128((__m128i*)(codes + i * kLanes), _mm512_cvtepi32_epi8(q));
+        total = _mm512_add_epi32(total, q);
+      }
+      sum = _mm512_reduce_add_epi32(total);
 #else
-      for (int half = 0; half < 2; ++half) {
+      for (int part = 0; part < parts; ++part) {
         alignas(64) float lanes[kLanes];
-        vstore(lanes, v[half] * inverse + vset(12582912.0f));  // rounds to the nearest, ties to even
+        vstore(lanes, v[part] * inverse + vset(12582912.0f));  // rounds to the nearest, ties to even
         for (int i = 0; i < kLanes; ++i) {
           const int32_t q = int32_t(lanes[i] - 12582912.0f);
-          codes[half * kLanes + i] = int8_t(q);
+          codes[part * kLanes + i] = int8_t(q);
           sum += q;
         }
       }
 #endif
-      const float scale = flat ? 0.0f : top / 127.0f;
+      const float scale = flat ? 0.0f : top * (1.0f / 127.0f);
       out[block] = RowBlock{scale, -a.offset * sum, scale * float(sum)};
     }
   }
 }
 
 void quantize(const QuantizeArgs& a, int64_t m0, int64_t m1) {
-  if (a.dtype == DType::kFloat32) quantize_rows<float>(a, m0, m1);
-  else quantize_rows<bf16>(a, m0, m1);
+  const bool wide = a.group == 64;
+  if (a.dtype == DType::kFloat32) wide ? quantize_rows<float, 64>(a, m0, m1) : quantize_rows<float, 32>(a, m0, m1);
+  else wide ? quantize_rows<bf16, 64>(a, m0, m1) : quantize_rows<bf16, 32>(a, m0, m1);
 }
 
 struct QuantTile {

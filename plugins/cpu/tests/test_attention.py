@@ -144,6 +144,13 @@ def test_result_does_not_depend_on_chunking_or_company(native_backend, dtype, bl
             assert torch.equal(part, whole[begin:end]), (step, begin)
 
 
+@pytest.mark.parametrize("block_size", [8, 16])
+def test_many_short_decodes(native_backend, block_size):
+    """So many items that each thread claims its next one early and fetches that one's keys meanwhile."""
+    lengths = [*range(1, 36), 255, 256, 257, 300, 511, 513]
+    check(native_backend, Case([(n - 1, 1) for n in lengths], 9, 3, 64, block_size, "bfloat16"))
+
+
 def test_broken_tables_are_refused(native_backend):
     built = reference.build(native_backend, Case([(40, 1)]))
     forward = native_backend.attention.forward

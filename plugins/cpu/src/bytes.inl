@@ -1,0 +1,114 @@
+// Products with weights in signed bytes, one scale to an output. Rows are signed bytes too, one scale to a group of 64
+// inputs (32 where the inputs are no multiple of 64): activations have outliers, weights hardly. Sums within a group are
+// exact integers; groups are added in order, so that a result depends on nothing but its row.
+namespace EC_ISA {
+namespace {
+
+struct ByteTile {
+  const int8_t* x;
+  const RowBlock* groups;
+  const char* w;
+  const float* bias;
+  char* y;
+  int64_t columns;
+  const char* ahead;  // lines of the next panels to bring near, or null
+};
+
+EC_INLINE void fetch_ahead(const char* from, int lines) {
+  for (int line = 0; line < lines; ++line) __builtin_prefetch(from + line * 64, 0, 2);
+}
+
+// `Steps`: lines of 4 inputs in a group.
+template <int Steps, int R, int P> void byte_tile(const QuantArgs& a, const ByteTile& t) {
+  const int64_t panel_bytes = a.panel_bytes, row_bytes = a.blocks * Steps * 4;
+  vf acc[R][P];
+  EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = vset(0.0f);
+  const char* w = t.w;
+  const char* ahead = t.ahead;
+  for (int64_t g = 0; g < a.blocks; ++g) {
+    const int8_t* x = t.x + g * Steps * 4;
+    vi sum[R][P];
+    EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) sum[r][p] = vseti(t.groups[r * a.blocks + g].start);
+    if (ahead) {
+      fetch_ahead(ahead, Steps);
+      ahead += Steps * 64;
+    }
+    EC_UNROLL for (int s = 0; s < Steps; ++s) {
+      vu codes[P];
+      EC_UNROLL for (int p = 0; p < P; ++p) codes[p] = vloadu(w + p * panel_bytes + 64 * s);
+      EC_UNROLL for (int r = 0; r < R; ++r) {
+        uint32_t four;
+        memcpy(&four, x + r * row_bytes + 4 * s, 4);
+        EC_UNROLL for (int p = 0; p < P; ++p) sum[r][p] = dot_bytes(sum[r][p], codes[p], four);
+      }
+    }
+    EC_UNROLL for (int r = 0; r < R; ++r) {
+      const vf scale = vset(t.groups[r * a.blocks + g].scale);
+      EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = fma(to_float(sum[r][p]), scale, acc[r][p]);
+    }
+    w += Steps * 64;
+  }
+  EC_UNROLL for (int p = 0; p < P; ++p) {
+    const int64_t left = t.columns - p * kPanel;
+    const int n = left < kPanel ? int(left) : kPanel;
+    const vf scale = vload(reinterpret_cast<const float*>(t.w + p * panel_bytes + a.blocks * Steps * 64));
+    const vf bias = t.bias ? vload_n(t.bias + p * kPanel, n) : vset(0.0f);
+    EC_UNROLL for (int r = 0; r < R; ++r) {
+      const vf y = t.bias ? acc[r][p] * scale + bias : acc[r][p] * scale;
+      char* at = t.y + r * a.y_stride;
+      if (a.y_type == DType::kFloat32) vstore_n(reinterpret_cast<float*>(at) + p * kPanel, y, n);
+      else vstore_n(reinterpret_cast<bf16*>(at) + p * kPanel, y, n);
+    }
+  }
+}
+
+typedef void (*ByteTileFn)(const QuantArgs&, const ByteTile&);
+
+template <int Steps, int R> ByteTileFn byte_tile_of(bool full) {
+  constexpr int rows = R < kQuantRows ? R : kQuantRows;
+  return full ? byte_tile<Steps, rows, quant_panels(rows)> : byte_tile<Steps, rows, 1>;
+}
+
+template <int Steps> ByteTileFn byte_tile_of(int rows, bool full) {
+  switch (rows) {
+    case 1: return byte_tile_of<Steps, 1>(full);
+    case 2: return byte_tile_of<Steps, 2>(full);
+    case 3: return byte_tile_of<Steps, 3>(full);
+    case 4: return byte_tile_of<Steps, 4>(full);
+    case 5: return byte_tile_of<Steps, 5>(full);
+    default: return byte_tile_of<Steps, 6>(full);
+  }
+}
+
+void byte_linear(const QuantArgs& a, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1) {
+  const int64_t rows = m1 - m0, tiles = (rows + kQuantRows - 1) / kQuantRows;
+  if (!rows) return;
+  const int group = quant_panels(int((rows + tiles - 1) / tiles));
+  for (int64_t panel = panel0; panel < panel1;) {
+    const int64_t left = panel1 - panel, panels = left < group ? left : group;
+    const char* w = a.w + panel * a.panel_bytes;
+    const char* next = w + panels * a.panel_bytes;
+    const int64_t next_panels = left - panels < group ? left - panels : group;
+    if (tiles == 1)
+      for (int64_t p = 0; p < next_panels; ++p)
+        for (int64_t byte = 0; byte < 1024 && byte < a.panel_bytes; byte += 64) __builtin_prefetch(next + p * a.panel_bytes + byte, 0, 2);
+    for (int64_t i = 0; i < tiles; ++i) {
+      const int64_t r0 = m0 + rows * i / tiles, r1 = m0 + rows * (i + 1) / tiles;
+      const int count = int(r1 - r0), width = quant_panels(count);
+      const int64_t inputs = a.blocks * a.group;
+      for (int64_t p = 0; p < panels;) {
+        const bool full = panels - p >= width;
+        const int64_t column = (panel + p) * kPanel;
+        const ByteTile tile{a.x + r0 * inputs, a.scales + r0 * a.blocks, w + p * a.panel_bytes, a.bias ? a.bias + column : nullptr,
+                            a.y + r0 * a.y_stride + column * (a.y_type == DType::kFloat32 ? 4 : 2), a.N - column,
+                            tiles > 1 && i < next_panels ? next + i * a.panel_bytes : nullptr};
+        (a.group == 64 ? byte_tile_of<16>(count, full) : byte_tile_of<8>(count, full))(a, tile);
+        p += full ? width : 1;
+      }
+    }
+    panel += panels;
+  }
+}
+
+}  // namespace
+}  // namespace EC_ISA
