@@ -169,6 +169,9 @@ class EngineRequest(msgspec.Struct, array_like=True):
     sequences of `params.bad_words`. `max_tokens` is final: prompt plus it fits max_model_len.
     `cached_prompt` False makes the request ignore prefix-cache hits (it still fills the cache).
     `fork_of` names a request with the same prompt, added before: the prompt is computed once and its blocks are shared.
+    `pin_prefix` (tokens, seconds) keeps the full blocks of that many first tokens cached for that long from when they
+    are computed; every request that names it begins the time anew. `tenant` is whose account the work goes on (None:
+    the cache salt's).
     """
 
     request_id: str
@@ -184,6 +187,8 @@ class EngineRequest(msgspec.Struct, array_like=True):
     adapter: tuple[str, int] | None = None
     cached_prompt: bool = True
     fork_of: str | None = None
+    pin_prefix: tuple[int, float] | None = None
+    tenant: str | None = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
