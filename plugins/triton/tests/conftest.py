@@ -1,0 +1,22 @@
+"""Kernels run under Triton's interpreter here. The setting counts only before Triton is imported, for a whole process."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreter() -> None:
+    """Fails, with the way out, where something imported Triton before this file could ask for the interpreter."""
+    import triton.language as tl
+    from triton.runtime.interpreter import InterpretedFunction
+
+    if not isinstance(tl.cdiv, InterpretedFunction) and not isinstance(tl.sum, InterpretedFunction):
+        pytest.fail(
+            f"Triton was loaded without its interpreter by {sys.argv[0]}; set TRITON_INTERPRET=1 and run the tests again"
+        )
