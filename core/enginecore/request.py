@@ -18,6 +18,7 @@ GREEDY_TEMPERATURE = 1e-2
 
 MAX_STOP_STRINGS = 64
 MAX_N = 128
+MAX_BEAM_WIDTH = 64
 
 
 def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
@@ -45,6 +46,35 @@ def _token_list(name: str, value: Any) -> None:
         _integer(name, token, 0, INT32_MAX)
 
 
+class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Beam search with `width` beams, by the rules of transformers' `generate`: answers are ranked by the sum of their
+    tokens' log-probabilities divided by (number of tokens) ** `length_penalty`; `early_stopping` (True, False or
+    "never") says when the search ends once `width` answers are finished. `logprobs=k` gives the answers' tokens theirs,
+    with the k best beside them.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _integer("beam_width", self.width, 1, MAX_BEAM_WIDTH)
+        _number("length_penalty", self.length_penalty, -100, 100)
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            raise ParameterError(
+                f'early_stopping must be true, false or "never", got {self.early_stopping!r}', param="early_stopping"
+            )
+
+
+#: What a beam search takes no account of, with the values that ask for nothing.
+_NOT_FOR_BEAMS: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "min_p": (0,), "top_k": (0, -1),
+    "top_p": (1,), "seed": (None,), "stop": (None, []), "bad_words": (None, []), "min_tokens": (0,),
+    "logit_bias": (None, {}), "allowed_token_ids": (None,), "prompt_logprobs": (None,), "best_of": (None,),
+}  # fmt: skip
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to choose tokens. Names and defaults follow vLLM's where both have the thing.
 
@@ -52,6 +82,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     runs. `stop` strings are matched on the decoded text; `stop_token_ids` on tokens. `logprobs=k` returns the k best
     log-probabilities and the chosen one's at each position, as raw log-softmax of the model's logits.
     `skip_reading_prefix_cache` computes the whole prompt anew; others may still reuse it.
+    `beam` searches the n best answers instead of sampling them; temperature must then be 0 or 1, which mean the same.
     Raises ParameterError (a ValueError) that names the field.
     """
 
@@ -81,6 +112,7 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     allowed_token_ids: list[int] | None = None
     best_of: int | None = None
     skip_reading_prefix_cache: bool | None = None
+    beam: BeamOptions | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -114,6 +146,23 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         if not isinstance(self.skip_reading_prefix_cache, (bool, type(None))):
             raise ParameterError("skip_reading_prefix_cache must be true or false", param="skip_reading_prefix_cache")
         self._check_lists()
+        if self.beam is not None:
+            self._check_beam(self.beam)
+
+    def _check_beam(self, beam: BeamOptions) -> None:
+        if self.n > beam.width:
+            raise ParameterError(f"n ({self.n}) is greater than beam_width ({beam.width})", param="n")
+        for name, neutral in _NOT_FOR_BEAMS.items():
+            value = getattr(self, name)
+            if value not in neutral:
+                raise ParameterError(f"{name} has no place in a beam search; leave it out", param=name)
+        if self.temperature not in (0, 1):
+            raise ParameterError(
+                f"a beam search does not sample: temperature must be 0 or 1, got {self.temperature}",
+                param="temperature",
+            )
+        if self.max_tokens == 0:
+            raise ParameterError("a beam search needs max_tokens of at least 1", param="max_tokens")
 
     def _check_lists(self) -> None:
         for name, values in (("stop", self.stop_list), ("bad_words", self.bad_words or [])):
@@ -199,6 +248,17 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     rank: int
 
 
+class BeamAnswer(msgspec.Struct, array_like=True):
+    """One finished answer of a beam search. `score` is what it was ranked by."""
+
+    token_ids: list[int]
+    score: float
+    cumulative_logprob: float
+    finish_reason: str
+    stop_reason: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+
 #: Finish reasons that the engine gives: "stop" (a stop token; `stop_reason` holds it, None for EOS), "length",
 #: "abort" (asked for by the client) and "error" (`error` says why).
 class EngineOutput(msgspec.Struct, array_like=True, gc=False):
@@ -215,12 +275,15 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    #: The answers of a beam search, best first; its only output has them.
+    beams: list[BeamAnswer] | None = None
 
 
 class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and counters of the engine, sent with outputs and after aborts. Counters only grow.
 
-    `num_forks` sequences took over `forked_tokens` computed prompt tokens from a sibling (n or best_of above 1)."""
+    `num_forks` sequences took over `forked_tokens` computed prompt tokens from a sibling (n or best_of above 1).
+    Steps are `graph_replays` or `eager_steps`."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -238,6 +301,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     reference_ops: list[str] = []
     num_forks: int = 0
     forked_tokens: int = 0
+    graph_replays: int = 0
+    eager_steps: int = 0
 
 
 class StepOutputs(msgspec.Struct, array_like=True):
