@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from enginecore.constraints import StructuredOutputsParams, Thinking, structured_outputs_of
 from enginecore.errors import ParameterError
 
 #: Seeds and other integers of a request must fit a signed 64-bit number.
@@ -72,6 +73,7 @@ _NOT_FOR_BEAMS: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "min_p": (0,), "top_k": (0, -1),
     "top_p": (1,), "seed": (None,), "stop": (None, []), "bad_words": (None, []), "min_tokens": (0,),
     "logit_bias": (None, {}), "allowed_token_ids": (None,), "prompt_logprobs": (None,), "best_of": (None,),
+    "structured_outputs": (None,), "thinking_token_budget": (None,),
 }  # fmt: skip
 
 
@@ -82,6 +84,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     runs. `stop` strings are matched on the decoded text; `stop_token_ids` on tokens. `logprobs=k` returns the k best
     log-probabilities and the chosen one's at each position, as raw log-softmax of the model's logits.
     `skip_reading_prefix_cache` computes the whole prompt anew; others may still reuse it.
+    `structured_outputs` makes the answer follow a schema or grammar (a dict of its fields will do);
+    `thinking_token_budget` ends a reasoning model's thinking after that many tokens.
     `beam` searches the n best answers instead of sampling them; temperature must then be 0 or 1, which mean the same.
     Raises ParameterError (a ValueError) that names the field.
     """
@@ -113,6 +117,8 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     best_of: int | None = None
     skip_reading_prefix_cache: bool | None = None
     beam: BeamOptions | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -146,6 +152,10 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         if not isinstance(self.skip_reading_prefix_cache, (bool, type(None))):
             raise ParameterError("skip_reading_prefix_cache must be true or false", param="skip_reading_prefix_cache")
         self._check_lists()
+        if self.thinking_token_budget is not None:
+            _integer("thinking_token_budget", self.thinking_token_budget, 0, INT32_MAX)
+        if isinstance(self.structured_outputs, dict):
+            msgspec.structs.force_setattr(self, "structured_outputs", structured_outputs_of(self.structured_outputs))
         if self.beam is not None:
             self._check_beam(self.beam)
 
@@ -220,7 +230,7 @@ class EngineRequest(msgspec.Struct, array_like=True):
     `fork_of` names a request with the same prompt, added before: the prompt is computed once and its blocks are shared.
     `pin_prefix` (tokens, seconds) keeps the full blocks of that many first tokens cached for that long from when they
     are computed; every request that names it begins the time anew. `tenant` is whose account the work goes on (None:
-    the cache salt's).
+    the cache salt's). `grammar` is llguidance's text of what the answer must look like, `thinking` the bound on it.
     """
 
     request_id: str
@@ -238,6 +248,8 @@ class EngineRequest(msgspec.Struct, array_like=True):
     fork_of: str | None = None
     pin_prefix: tuple[int, float] | None = None
     tenant: str | None = None
+    grammar: str | None = None
+    thinking: Thinking | None = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
