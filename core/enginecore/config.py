@@ -39,8 +39,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     that one prompt gets in a step (0: only the step's budget caps it). `quantization`: None or "auto" computes with
     weights in `dtype`, whatever the file has; "gguf" keeps a GGUF file's blocks as they are; "int8" turns the weights
     of any checkpoint into bytes. Both round activations to bytes. `device_options` go to the plugin as they are.
-    `kv_events_endpoint` publishes changes of the prefix cache (ZeroMQ, such as tcp://*:5557) under `kv_events_topic`
-    (default kv@HOST@MODEL); `kv_events_replay` is where those that were missed can be asked for.
+    Steps replay captured graphs where the device can, unless `enforce_eager`; `require_graphs` makes it an error when
+    graphs cannot be captured. `kv_events_endpoint` publishes changes of the prefix cache (ZeroMQ, such as tcp://*:5557)
+    under `kv_events_topic` (default kv@HOST@MODEL); `kv_events_replay` is where those that were missed can be asked
+    for.
     """
 
     model: str = DEFAULT_MODEL
@@ -67,6 +69,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     allow_pickle: bool = False
     fuse: bool = True
     strict_ops: bool = False
+    enforce_eager: bool = False
+    require_graphs: bool = False
     num_threads: int | None = None
     kv_events_endpoint: str | None = None
     kv_events_replay: str | None = None
@@ -95,6 +99,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.kv_cache_memory is not None and self.num_blocks is not None:
             raise ParameterError("give kv_cache_memory or num_blocks, not both", param="num_blocks")
+        if self.enforce_eager and self.require_graphs:
+            raise ParameterError("give enforce_eager or require_graphs, not both", param="require_graphs")
 
     def _at_least(self, name: str, low: int) -> None:
         value = getattr(self, name)

@@ -7,6 +7,7 @@
 | prompt_tokens_total, generation_tokens_total | counter | as in the `usage` of responses, summed |
 | prefix_cache_queries_total, prefix_cache_hits_total | counter | prompt tokens looked up, and found |
 | num_preemptions_total | counter | sequences that had to give their blocks back |
+| graph_replays_total, eager_steps_total | counter | steps that replayed a captured graph, and all others |
 | request_success_total{finished_reason} | counter | ended requests: stop, length, abort, error |
 | time_to_first_token_seconds, inter_token_latency_seconds, e2e_request_latency_seconds | histogram | latencies |
 | request_prompt_tokens, request_generation_tokens | histogram | sizes of ended requests |
@@ -112,6 +113,8 @@ class Metrics:
             "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", stats.prefix_cache_queries),
             "prefix_cache_hits": ("Prompt tokens found in the prefix cache", stats.prefix_cache_hits),
             "num_preemptions": ("Preemptions", stats.num_preemptions),
+            "graph_replays": ("Steps that replayed a captured graph", stats.graph_replays),
+            "eager_steps": ("Steps that ran their operations one by one", stats.eager_steps),
         }
         for name, (text, count) in counters.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=labels)

@@ -61,10 +61,12 @@ class StepPlan:
 class StepResult:
     """`token_ids` holds one id for each sampling row, in row order. The dicts are keyed by row; `prompt_logprobs[i]`
     covers positions starts[i] + 1 and on, as far as they are prompt. A row in `errors` has no usable token.
-    `seconds` is how long the step takes on a device whose time is modelled, None on any other."""
+    `seconds` is how long the step takes on a device whose time is modelled, None on any other. `replayed`: a captured
+    graph ran, and not the step's operations one by one."""
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     seconds: float | None = None
+    replayed: bool = False

@@ -32,6 +32,7 @@ SET: dict[str, Any] = {
     "allow_pickle": True,
     "fuse": False,
     "strict_ops": True,
+    "enforce_eager": True,
     "num_threads": 2,
     "kv_events_endpoint": "tcp://*:5557",
     "kv_events_replay": "tcp://*:5558",
@@ -40,6 +41,8 @@ SET: dict[str, Any] = {
 }
 #: Settings that only a server has a use for; `serve` declares them itself.
 SERVE_ONLY = {"served_model_name", "max_waiting"}
+#: The other way of saying something in SET.
+OTHER_WAY = {"num_blocks", "require_graphs"}
 
 
 def parse(argv: list[str]) -> EngineArgs:
@@ -61,14 +64,15 @@ def parse(argv: list[str]) -> EngineArgs:
 def test_every_setting_of_an_engine_has_an_option() -> None:
     made = engine_settings(model="m", num_blocks=9)
     assert made == EngineArgs(model="m", num_blocks=9)
-    assert set(SET) | SERVE_ONLY | {"num_blocks"} == set(EngineArgs.__struct_fields__)
+    assert set(SET) | SERVE_ONLY | OTHER_WAY == set(EngineArgs.__struct_fields__)
 
 
 def test_no_options_give_the_defaults() -> None:
     assert parse([]) == EngineArgs()
 
 
-@pytest.mark.parametrize("more", [{}, {"max_model_len": "auto", "kv_cache_memory": None, "num_blocks": 12}])
+@pytest.mark.parametrize("more", [{}, {"max_model_len": "auto", "kv_cache_memory": None, "num_blocks": 12},
+                                  {"enforce_eager": False, "require_graphs": True}])  # fmt: skip
 def test_written_settings_are_read_back(more: dict[str, Any]) -> None:
     wanted = EngineArgs(**{**SET, **more})
     assert parse(engine_argv(wanted)) == wanted

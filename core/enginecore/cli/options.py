@@ -159,6 +159,22 @@ StrictOps = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
+EnforceEager = Annotated[
+    bool,
+    typer.Option(
+        "--enforce-eager",
+        help="Capture no graphs: every step gives its operations to the device one by one.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+RequireGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--require-graphs",
+        help="Fail when the device cannot capture its decode steps as graphs, instead of running them eagerly.",
+        rich_help_panel=ADVANCED,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(

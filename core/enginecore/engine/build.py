@@ -9,6 +9,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import torch
 
 from enginecore.clock import Clock, VirtualClock
@@ -16,6 +17,7 @@ from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.device import Backend, KVCacheSpec, ModelSpec
 from enginecore.device.select import SelectedDevice, create_backend, select_device
 from enginecore.engine.engine import Engine
+from enginecore.engine.graphs import capture_graphs, require_graphs
 from enginecore.engine.kv_events import EventPublisher
 from enginecore.engine.resolve import (
     Choices,
@@ -33,6 +35,7 @@ from enginecore.models.store import ModelFiles, resolve_model
 from enginecore.ops.dispatch import Ops
 from enginecore.parallel.executor import InprocExecutor
 from enginecore.runner import ModelRunner
+from enginecore.runner.graphs import GraphPlan, plan_graphs
 from enginecore.runner.model import PagedModel, RuntimeModel, StepModel, runtime_copies_blocks
 
 logger = logging.getLogger("enginecore.engine")
@@ -75,6 +78,8 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
     )
 
     def release() -> None:
+        if backend.graphs is not None:
+            backend.graphs.release()
         backend.memory.release_kv(caches)
         backend.shutdown()
 
@@ -150,6 +155,7 @@ def _find_model(args: EngineArgs, backend: Backend) -> ModelFiles:
 def _load_runtime(site: _Site) -> tuple[StepModel, EngineConfig, dict[str, int], list[torch.Tensor]]:
     runtime = site.backend.runtime
     assert runtime is not None
+    require_graphs(site, "its plugin runs whole models itself")
     spec, resolved, ledger = _size_runtime(site)
     runtime.load(spec, None)
     if "kv_cache" not in ledger:
@@ -207,6 +213,9 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
     quantization = None if args.quantization == "auto" else args.quantization
     shape = inspect_model(site.files, settings.dtype)
     _refuse_unsupported(site, shape)
+    graphs = _plan_graphs(site, shape)
+    if not graphs.keys:
+        require_graphs(site, graphs.reason)
     max_model_len = resolve_max_model_len(args, shape.max_positions, Choices())
     specs = shape.kv_specs(args.block_size)
     usable = memory.memory_info().usable_bytes
@@ -237,7 +246,17 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
             fix="stop them, or lower memory_utilization, kv_cache_memory or num_blocks",
         )
     caches = _allocate_caches(backend, shape, specs, config.num_blocks)
-    return PagedModel(model, backend, caches), config, ledger, caches
+    paged = PagedModel(model, backend, caches)
+    graphed = capture_graphs(site, paged, graphs, ledger, config.max_model_len)
+    return graphed, msgspec.structs.replace(config, choices=site.choices.made), ledger, caches
+
+
+def _plan_graphs(site: _Site, shape: ModelShape) -> GraphPlan:
+    def activation_bytes(tokens: int) -> int:
+        return _activation_bytes(site, shape, tokens, tokens)
+
+    enforce_eager = site.args.enforce_eager
+    return plan_graphs(site.backend, site.settings.max_num_seqs, activation_bytes, enforce_eager=enforce_eager)
 
 
 def _block_bytes(site: _Site, specs: list[KVCacheSpec]) -> int:
@@ -299,18 +318,27 @@ def _refuse_unsupported(site: _Site, shape: ModelShape) -> None:
 def _ledger(site: _Site, shape: ModelShape, before: int, weight_bytes: int) -> dict[str, int]:
     """Who owns which bytes of this process's budget; `kv_cache` is what is left for the cache.
 
-    Activations are estimated from the largest step: hidden states and the two widest products of each token, and
-    float32 logits (twice, for the sampler's copy) of each sequence.
+    Activations are those of the largest step. `graphs`, where there will be any, is reserved for what they may hold.
     """
-    settings = site.settings
-    itemsize = 4 if settings.dtype == "float32" else 2
+    activations = _activation_bytes(site, shape, site.settings.max_num_batched_tokens, site.settings.max_num_seqs)
+    graphs = _plan_graphs(site, shape)
+    reserved = {"graphs": graphs.budget_bytes} if graphs.keys else {}
+    return _split_budget(site, before, weight_bytes, activations, reserved)
+
+
+def _activation_bytes(site: _Site, shape: ModelShape, tokens: int, rows: int) -> int:
+    """An estimate of what a step needs: hidden states and the two widest products of each token, and float32 logits
+    (twice, for the sampler's copy) of each row."""
+    itemsize = 4 if site.settings.dtype == "float32" else 2
     width = 8 * shape.hidden_size + 4 * (model_size(site.files.config, "intermediate_size") or 4 * shape.hidden_size)
-    activations = settings.max_num_batched_tokens * width * itemsize + settings.max_num_seqs * shape.vocab_size * 8
-    return _split_budget(site, before, weight_bytes, activations)
+    return tokens * width * itemsize + rows * shape.vocab_size * 8
 
 
-def _split_budget(site: _Site, before: int, weight_bytes: int, activation_bytes: int) -> dict[str, int]:
-    """The process's budget by owner, the cache last. `before` are the bytes that were in use before loading."""
+def _split_budget(
+    site: _Site, before: int, weight_bytes: int, activation_bytes: int, reserved: dict[str, int] | None = None
+) -> dict[str, int]:
+    """The process's budget by owner, the cache last. `before` are the bytes that were in use before loading;
+    `reserved` are further owners."""
     info = site.backend.memory.memory_info()
     budget = int(site.settings.memory_utilization * info.usable_bytes)
     base = min(before, budget)
@@ -320,7 +348,8 @@ def _split_budget(site: _Site, before: int, weight_bytes: int, activation_bytes:
         "process_base": base,
         "weights": weight_bytes,
         "activations": activation_bytes,
-        "kv_cache": budget - base - weight_bytes - activation_bytes,
+        **(reserved or {}),
+        "kv_cache": budget - base - weight_bytes - activation_bytes - sum((reserved or {}).values()),
     }
 
 

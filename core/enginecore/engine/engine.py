@@ -29,6 +29,7 @@ class Engine:
                                    record_events=publisher is not None)  # fmt: skip
         self._publisher = publisher
         self._refused: list[EngineOutput] = []
+        self._graph_replays = self._eager_steps = 0
 
     def add(self, request: EngineRequest) -> None:
         problem = self.scheduler.add(request)
@@ -48,6 +49,8 @@ class Engine:
         if self.scheduler.has_work():
             plan = self.scheduler.schedule()
             result = self.executor.execute(plan)
+            self._graph_replays += result.replayed
+            self._eager_steps += not result.replayed
             outputs += self.scheduler.update(plan, result)
             if result.seconds is not None:
                 self.clock.spend(result.seconds)
@@ -63,6 +66,7 @@ class Engine:
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
         stats.reference_ops = self.executor.reference_ops()
+        stats.graph_replays, stats.eager_steps = self._graph_replays, self._eager_steps
         return stats
 
     def reset_prefix_cache(self) -> int:

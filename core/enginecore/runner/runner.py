@@ -80,7 +80,8 @@ class ModelRunner:
             prompt_logprobs[row] = self._sampler.prompt_logprobs(logits_RV[at : at + count], params, targets)
             at += count
         if not rows:
-            return StepResult([], prompt_logprobs=prompt_logprobs, seconds=self._model.step_seconds())
+            return StepResult([], prompt_logprobs=prompt_logprobs, seconds=self._model.step_seconds(),
+                              replayed=self._model.replayed)  # fmt: skip
         slots = plan.slots_N[rows].tolist()
         lengths = (plan.starts_N + plan.num_new_N)[rows]
         token_ids, logprobs, errors = self._sampler.sample(
@@ -93,6 +94,7 @@ class ModelRunner:
             prompt_logprobs=prompt_logprobs,
             errors={rows[i]: text for i, text in errors.items()},
             seconds=self._model.step_seconds(),
+            replayed=self._model.replayed,
         )
 
     def _remember(self, plan: StepPlan, inputs: StepInputs, token_ids: list[int]) -> None:
