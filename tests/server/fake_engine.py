@@ -49,6 +49,8 @@ class FakeEngine:
         self.calls: list[tuple[Any, ...]] = []
         self.answers: dict[str, Any] = {}
         self.refuse: str | None = None
+        #: What the prefix cache is said to hold of every prompt.
+        self.cached = 0
         self._per_step = tokens_per_step
         self._live: dict[str, tuple[EngineRequest, list[int], bool, int]] = {}
         self._news = asyncio.Event()
@@ -113,7 +115,7 @@ class FakeEngine:
                 continue
             count = min(self._per_step, request.max_tokens - done)
             new = [*tokens, EOS][done : done + count] if ends else tokens[done : done + count]
-            output = EngineOutput(request_id, new)
+            output = EngineOutput(request_id, new, num_cached_tokens=self.cached)
             if not done and request.params.prompt_logprobs is not None:
                 top = request.params.prompt_logprobs
                 output.prompt_logprobs = [None, *(_entry(token, top) for token in request.prompt_token_ids[1:])]

@@ -46,5 +46,3 @@ async def test_explaining_a_request_by_either_id() -> None:
         assert check_error(unknown.status_code, unknown.text, 404)["code"] == "request_not_found"
         server.engine.answers["explain"] = []
         assert (await server.http.get("/v1/requests/a/b/explain", headers=key)).status_code == 404
-
-

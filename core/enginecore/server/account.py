@@ -15,7 +15,7 @@ from enginecore.server.state import ServerState
 #: Settings that decide how many KV blocks there are.
 _SIZING = frozenset({"num_blocks", "max_model_len", "memory_utilization", "max_num_seqs", "max_num_batched_tokens"})
 #: What answers put before the id of a request.
-_ANSWER_PREFIX = re.compile(r"^(cmpl|chatcmpl)-")
+_ANSWER_PREFIX = re.compile(r"^(cmpl-|chatcmpl-|msg_|resp_)")
 
 
 async def memory(state: ServerState, request: Request) -> Response:

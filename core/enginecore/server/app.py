@@ -19,6 +19,7 @@ from enginecore.server.chat import chat_completions
 from enginecore.server.completions import completions
 from enginecore.server.errors import ApiError
 from enginecore.server.gate import Gate
+from enginecore.server.messages import count_tokens, messages
 from enginecore.server.state import ServerState
 from enginecore.server.tokens import detokenize, tokenize
 
@@ -30,6 +31,8 @@ Handler = Callable[[ServerState, Request], Awaitable[Any]]
 _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
+    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
     ("GET", "/v1/models", info.models),
     ("GET", "/v1/models/{model:path}", info.model),
     ("GET", "/v1/memory", account.memory),

@@ -12,6 +12,7 @@ import uuid
 from typing import Any
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from enginecore.server.errors import JSON, ApiError, ClientGone, as_api_error
@@ -120,7 +121,9 @@ class _Exchange:
                 answer = ApiError(500, "internal error")
             if self._status:
                 raise ClientGone from error  # half an answer is out; nothing sensible can follow
-            await answer.response()(self._scope, self._receive, self._send_tagged)
+            body = answer.body_for(self._route_path(), self._id)
+            response = Response(body, answer.status, answer.headers, media_type=JSON)
+            await response(self._scope, self._receive, self._send_tagged)
 
     def _check_headers(self) -> None:
         args = self._gate.state.args
@@ -148,13 +151,16 @@ class _Exchange:
     async def _send_tagged(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message["headers"] = [*message.get("headers", []), (b"x-request-id", self._id.encode())]
+            request_id = self._id.encode()
+            ids = [(b"x-request-id", request_id), (b"request-id", request_id)]  # OpenAI's name and Anthropic's
+            message["headers"] = [*message.get("headers", []), *ids]
         await self._send(message)
 
     async def _refuse_body(self) -> None:
         """413. The answer goes out first; then the rest of the body is read, in bounds, so that the client sees it."""
         limit = self._gate.state.args.max_body_bytes
-        body = ApiError(413, f"the body has more than {limit} bytes", code="body_too_large").body()
+        error = ApiError(413, f"the body has more than {limit} bytes", code="body_too_large")
+        body = error.body_for(self._route_path(), self._id)
         headers: list[Any] = [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())]
         headers.append((b"connection", b"close"))
         await self._send_tagged({"type": "http.response.start", "status": 413, "headers": headers})
