@@ -98,7 +98,10 @@ class AttentionBackend(Contract):
 
     @abstractmethod
     def swap_blocks(self, src: list[torch.Tensor], dst: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
-        """Copy block i of `src` to block j of `dst` for each (i, j); one side may be host memory."""
+        """Copy block i of `src` to block j of `dst` for each (i, j); one side may be host memory.
+
+        May be called from another thread than `forward`, inside the backend's `stream()`, about blocks that no step
+        writes meanwhile (or whose copy nobody will use)."""
 
     @optional
     def reference_reason(self) -> str | None:
