@@ -32,6 +32,7 @@ class BlockPool:
     def __init__(self, num_blocks: int, observer: BlockObserver | None = None) -> None:
         self.num_blocks = num_blocks
         self._ref = [0] * num_blocks
+        self._generation = [0] * num_blocks
         self._hash: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
@@ -56,6 +57,10 @@ class BlockPool:
     def ref_count(self, block: int) -> int:
         return self._ref[block]
 
+    def generation(self, block: int) -> int:
+        """How often the block has been handed out. A copy of it counts if this is the same before and after."""
+        return self._generation[block]
+
     def hash_of(self, block: int) -> bytes | None:
         return self._hash[block]
 
@@ -71,6 +76,7 @@ class BlockPool:
                 block, _ = self._cached_free.popitem(last=False)
                 self._forget(block)
             self._ref[block] = 1
+            self._generation[block] += 1
             blocks.append(block)
         return blocks
 
