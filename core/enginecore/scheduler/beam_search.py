@@ -80,7 +80,7 @@ class BeamSearch:
             entry = candidates[beam]
             token = entry.token_ids[1 + rank]
             ends = token in self._stops or self.num_tokens == self._max_tokens
-            if ends and place >= width or not ends and len(going) == width:
+            if (ends and place >= width) or (not ends and len(going) == width):
                 continue
             kept = entry if self._keep_entries else None
             link = Link(before[beam], token, entry.logprobs[1 + rank], kept)
@@ -147,4 +147,3 @@ def _entry(link: Link, entry: TokenLogprobs, count: int) -> TokenLogprobs:
     best_ids, best = entry.token_ids[1 : count + 1], entry.logprobs[1 : count + 1]
     rank = 1 + entry.token_ids[1:].index(link.token)
     return TokenLogprobs([link.token, *best_ids], [link.logprob, *best], rank)
-

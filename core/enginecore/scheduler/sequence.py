@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from enginecore.kvcache import BlockTable, root_hash
 from enginecore.request import EngineRequest, TokenLogprobs
+
+if TYPE_CHECKING:
+    from enginecore.scheduler.beams import BeamGroup
 
 
 class Family:
@@ -25,6 +30,7 @@ class Sequence:
         "arrival",
         "cancelled",
         "family",
+        "group",
         "num_cached",
         "num_preemptions",
         "num_prompt",
@@ -52,6 +58,8 @@ class Sequence:
         self.cancelled = False
         #: The sequences that share its prompt, when it has such.
         self.family: Family | None = None
+        #: The beam search that it is a part of, when it is.
+        self.group: BeamGroup | None = None
         self.table = BlockTable(root_hash(request.cache_salt, request.adapter))
         #: None when not asked for or already delivered; else what has been collected so far.
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
