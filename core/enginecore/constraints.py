@@ -1,4 +1,4 @@
-"""What a request may say about the form of its answer, as it crosses between the frontend and the engine. Plain data."""
+"""What a request may say about the form of its answer, as it crosses from frontend to engine. Plain data."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepResult:
-    """`token_ids` holds one id for each sampling row, in row order. The dicts are keyed by row; `prompt_logprobs[i]`
+    """`token_ids` holds one id for each sampling row, in row order; `forced` those that must come after it. The dicts are keyed by row; `prompt_logprobs[i]`
     covers positions starts[i] + 1 and on, as far as they are prompt. A row in `errors` has no usable token.
     `seconds` is how long the step takes on a device whose time is modelled, None on any other. `replayed`: a captured
     graph ran, and not the step's operations one by one."""
@@ -81,4 +81,5 @@ class StepResult:
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     seconds: float | None = None
+    forced: dict[int, list[int]] = field(default_factory=dict)
     replayed: bool = False

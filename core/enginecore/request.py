@@ -294,6 +294,7 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
 class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and counters of the engine, sent with outputs and after aborts. Counters only grow.
 
+    `grammar_fast_forward` counts tokens that a grammar forced and that were not computed one by one.
     `num_forks` sequences took over `forked_tokens` computed prompt tokens from a sibling (n or best_of above 1).
     Steps are `graph_replays` or `eager_steps`."""
 
@@ -314,6 +315,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_forks: int = 0
     forked_tokens: int = 0
     graph_replays: int = 0
+    grammar_fast_forward: int = 0
     eager_steps: int = 0
 
 

@@ -84,7 +84,7 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
         backend.shutdown()
 
     publisher = _open_publisher(args, site.files.name)
-    engine = Engine(config, InprocExecutor(runner, release), clock, publisher)
+    engine = Engine(config, InprocExecutor(runner, release), clock, publisher, runner.grammars.store)
     ready = ReadyInfo(
         config=config,
         ledger=ledger,

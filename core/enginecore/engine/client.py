@@ -181,6 +181,10 @@ class ProcessClient:
         if self.alive:
             self._send(channel.ABORT, list(request_ids))
 
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call a method of the engine between two steps, before what is sent after this. Nobody hears what comes of it."""
+        self._send(channel.CALL, (-1, method, list(arguments)))
+
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the engine between two steps. Somebody must be in `recv` for the answer to arrive."""
         call_id = next(self._call_ids)
@@ -225,6 +229,9 @@ class InprocClient:
 
     def has_work(self) -> bool:
         return self._engine.has_work()
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        getattr(self._engine, method)(*arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._engine, method)(*arguments)

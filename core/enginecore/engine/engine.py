@@ -7,9 +7,11 @@ from typing import Any
 
 from enginecore.clock import Clock, RealClock
 from enginecore.config import EngineConfig
+from enginecore.engine.grammar_gate import GrammarGate
 from enginecore.engine.kv_events import EventPublisher
 from enginecore.parallel.executor import Executor
 from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs
+from enginecore.runner.grammar import GrammarStore
 from enginecore.scheduler import Scheduler, SchedulerConfig
 from enginecore.scheduler.journal import Journal
 
@@ -21,7 +23,7 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, executor: Executor, clock: Clock | None = None,
-                 publisher: EventPublisher | None = None) -> None:  # fmt: skip
+                 publisher: EventPublisher | None = None, grammars: GrammarStore | None = None) -> None:  # fmt: skip
         self.config = config
         self.executor = executor
         self.clock = clock or RealClock()
@@ -29,22 +31,33 @@ class Engine:
                                    record_events=publisher is not None)  # fmt: skip
         self._publisher = publisher
         self._refused: list[EngineOutput] = []
+        self._grammars = GrammarGate(grammars)
         self._graph_replays = self._eager_steps = 0
 
     def add(self, request: EngineRequest) -> None:
-        problem = self.scheduler.add(request)
+        if request.grammar is None:
+            self._schedule(request)
+        else:
+            self._grammars.hold(request)
+
+    def _schedule(self, request: EngineRequest, problem: str | None = None) -> None:
+        problem = problem or self.scheduler.add(request)
         if problem is not None:
             self._refused.append(EngineOutput(request.request_id, [], finish_reason="error", error=problem))
 
     def abort(self, request_ids: Iterable[str]) -> list[str]:
         """Drop requests; those that were known, each also reported by the caller as it sees fit."""
-        return self.scheduler.abort(request_ids)
+        request_ids = list(request_ids)
+        return self._grammars.abort(request_ids) + self.scheduler.abort(request_ids)
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work() or bool(self._refused)
+        return self.scheduler.has_work() or bool(self._refused) or bool(self._grammars)
 
     def step(self) -> StepOutputs:
         """Run one step; with nothing to run, only reports what is pending."""
+        if self._grammars:
+            for request, problem in self._grammars.ready(wait=not self.scheduler.has_work()):
+                self._schedule(request, problem)
         outputs, self._refused = self._refused, []
         if self.scheduler.has_work():
             plan = self.scheduler.schedule()
@@ -74,6 +87,14 @@ class Engine:
         self._publish_events()
         return count
 
+    def use_tokenizer(self, serialized: str, eos_token_ids: list[int]) -> None:
+        """What grammars are followed with; see `GrammarStore.use_tokenizer`."""
+        self._grammars.use_tokenizer(serialized, eos_token_ids)
+
+    def when_idle(self) -> None:
+        """Nothing to do for a while: prepare what a request would have to wait for."""
+        self._grammars.warm_up()
+
     def memory(self) -> dict[str, int]:
         """KV blocks by state, and the token slots that running sequences hold and use."""
         stats, pool = self.scheduler.stats(), self.scheduler.pool
@@ -93,6 +114,7 @@ class Engine:
         return [answer for answer in found if answer is not None]
 
     def shutdown(self) -> None:
+        self._grammars.shutdown()
         if self._publisher is not None:
             self._publisher.close()
         self.executor.shutdown()

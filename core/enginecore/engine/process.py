@@ -26,7 +26,10 @@ from enginecore.request import StepOutputs
 logger = logging.getLogger("enginecore.engine")
 
 #: Methods that the frontend may call on the engine by name.
-CALLABLE = frozenset({"reset_prefix_cache", "stats", "memory", "explain"})
+CALLABLE = frozenset({"use_tokenizer", "reset_prefix_cache", "stats", "memory", "explain"})
+
+#: After this long without anything to do, the engine prepares for what may come.
+IDLE_MS = 1500
 
 
 def _watch_lifeline(folder: str) -> None:
@@ -57,7 +60,8 @@ class EngineProcess:
 
     def _drain(self, *, block: bool) -> None:
         """Take in every command that is there; with `block`, wait for the first."""
-        if block:
+        if block and not self._inbox.poll(IDLE_MS):
+            self._engine.when_idle()
             self._inbox.poll()
         while not self._quit:
             try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from enginecore.plan import StepPlan, StepResult
+from enginecore.plan import IntArray, StepPlan, StepResult
 from enginecore.request import EngineOutput
 from enginecore.scheduler.beams import Beams
 from enginecore.scheduler.sequence import Sequence
@@ -35,9 +35,12 @@ class Results(Beams):
             self.journal.first_token(table.sequence(slot).request_id)
         table.tokens_SL[sampled, lengths] = tokens
         lengths = lengths + 1
+        forced, last = result.forced, tokens
+        if forced:
+            last = self._append_forced(forced, rows, sampled, tokens, lengths)
         table.num_tokens_S[sampled] = lengths
         self._counts.generation_tokens += len(rows)
-        stopped = (table.stop_SX[sampled] == tokens[:, None]).any(axis=1)
+        stopped = (table.stop_SX[sampled] == last[:, None]).any(axis=1)
         at_limit = lengths >= table.max_total_S[sampled]
         ended = stopped | at_limit
 
@@ -57,6 +60,9 @@ class Results(Beams):
             sequence = sequences[slot]
             assert sequence is not None
             output = EngineOutput(sequence.request_id, [token], num_cached_tokens=sequence.num_cached)
+            if forced and row in forced:
+                output.token_ids += forced[row]
+                token = forced[row][-1]
             if row in logprobs:
                 output.logprobs = [logprobs[row]]
             if sequence.prompt_logprobs is not None:
@@ -67,6 +73,21 @@ class Results(Beams):
         if self._groups:
             outputs += self._advance_searches(plan, result)
         return outputs
+
+    def _append_forced(
+        self, forced: dict[int, list[int]], rows: IntArray, slots: IntArray, tokens: IntArray, lengths: IntArray
+    ) -> IntArray:
+        """Append the tokens that follow the chosen ones without being sampled; the next step computes them all.
+        Changes `lengths`; returns the last token of each row."""
+        last = tokens.copy()
+        for row, more in forced.items():
+            i = int(np.searchsorted(rows, row))
+            self.running.tokens_SL[slots[i], lengths[i] : lengths[i] + len(more)] = more
+            lengths[i] += len(more)
+            last[i] = more[-1]
+            self._counts.generation_tokens += len(more)
+            self._counts.grammar_fast_forward += len(more)
+        return last
 
     def _publish(self, slot: int, num_computed: int) -> None:
         block_table = self.running.sequence(slot).table
@@ -90,7 +111,8 @@ class Results(Beams):
             self._take_back_token(output)
         elif token in self.running.stop_SX[slot] or token in self.running.many_stops.get(slot, ()):
             output.finish_reason = "stop"
-            is_eos = token in request.eos_token_ids and not request.params.ignore_eos
+            ends = not request.params.ignore_eos or request.grammar is not None
+            is_eos = ends and token in request.eos_token_ids
             output.stop_reason = None if is_eos else token
         elif self.running.num_tokens_S[slot] >= self.running.max_total_S[slot]:
             output.finish_reason = "length"

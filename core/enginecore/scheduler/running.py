@@ -107,6 +107,6 @@ class RunningTable:
 def _stop_tokens(sequence: Sequence) -> frozenset[int]:
     request = sequence.request
     stops = set(request.params.stop_token_ids or ())
-    if not request.params.ignore_eos:
+    if not request.params.ignore_eos or request.grammar is not None:  # nothing may follow a complete answer
         stops.update(request.eos_token_ids)
     return frozenset(stops)
