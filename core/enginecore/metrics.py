@@ -8,6 +8,8 @@
 | prefix_cache_queries_total, prefix_cache_hits_total | counter | prompt tokens looked up, and found |
 | num_preemptions_total | counter | sequences that had to give their blocks back |
 | graph_replays_total, eager_steps_total | counter | steps that replayed a captured graph, and all others |
+| lost_steps_total | counter | steps that ran out of device memory; their requests ended with an error |
+| reference_op{op} | gauge | 1 for each op that runs as a torch reference, for want of a kernel that can be built |
 | request_success_total{finished_reason} | counter | ended requests: stop, length, abort, error |
 | time_to_first_token_seconds, inter_token_latency_seconds, e2e_request_latency_seconds | histogram | latencies |
 | request_prompt_tokens, request_generation_tokens | histogram | sizes of ended requests |
@@ -115,11 +117,16 @@ class Metrics:
             "num_preemptions": ("Preemptions", stats.num_preemptions),
             "graph_replays": ("Steps that replayed a captured graph", stats.graph_replays),
             "eager_steps": ("Steps that ran their operations one by one", stats.eager_steps),
+            "lost_steps": ("Steps that ran out of device memory", stats.lost_steps),
         }
         for name, (text, count) in counters.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=labels)
             counter.add_metric(values, count)
             yield counter
+        reference = GaugeMetricFamily(PREFIX + "reference_op", "Ops that run as torch references", labels=[*labels, "op"])
+        for op in stats.reference_ops:
+            reference.add_metric([*values, op], 1)
+        yield reference
         ended = CounterMetricFamily(PREFIX + "request_success", "Requests ended", labels=[*labels, "finished_reason"])
         for reason, count in self._ended.items():
             ended.add_metric([*values, reason], count)

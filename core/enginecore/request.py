@@ -296,7 +296,7 @@ class EngineStats(msgspec.Struct, array_like=True):
 
     `grammar_fast_forward` counts tokens that a grammar forced and that were not computed one by one.
     `num_forks` sequences took over `forked_tokens` computed prompt tokens from a sibling (n or best_of above 1).
-    Steps are `graph_replays` or `eager_steps`."""
+    Steps are `graph_replays`, `eager_steps`, or `lost_steps` that found the device's memory exhausted."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -317,6 +317,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     graph_replays: int = 0
     grammar_fast_forward: int = 0
     eager_steps: int = 0
+    lost_steps: int = 0
 
 
 class StepOutputs(msgspec.Struct, array_like=True):

@@ -19,6 +19,7 @@ from enginecore.device.select import SelectedDevice, create_backend, select_devi
 from enginecore.engine.engine import Engine
 from enginecore.engine.graphs import capture_graphs, require_graphs
 from enginecore.engine.kv_events import EventPublisher
+from enginecore.engine.nearest import nearest_settings
 from enginecore.engine.resolve import (
     Choices,
     Settings,
@@ -35,8 +36,10 @@ from enginecore.models.store import ModelFiles, resolve_model
 from enginecore.ops.dispatch import Ops
 from enginecore.parallel.executor import InprocExecutor
 from enginecore.runner import ModelRunner
+from enginecore.runner.exhausted import MemoryGuard
 from enginecore.runner.graphs import GraphPlan, plan_graphs
 from enginecore.runner.model import PagedModel, RuntimeModel, StepModel, runtime_copies_blocks
+from enginecore.runner.profile import can_measure, measure_activations
 
 logger = logging.getLogger("enginecore.engine")
 
@@ -51,6 +54,8 @@ class _Site:
     backend: Backend
     settings: Settings
     choices: Choices
+    #: What the largest step took beside weights and cache, None as long as it is not measured.
+    activation_bytes: int | None = None
 
 
 def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, ReadyInfo]:
@@ -84,7 +89,8 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
         backend.shutdown()
 
     publisher = _open_publisher(args, site.files.name)
-    engine = Engine(config, InprocExecutor(runner, release), clock, publisher, runner.grammars.store)
+    engine = Engine(config, InprocExecutor(MemoryGuard(runner, backend), release), clock, publisher, runner.grammars.store)
+    engine.ledger = ledger
     ready = ReadyInfo(
         config=config,
         ledger=ledger,
@@ -213,6 +219,9 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
     quantization = None if args.quantization == "auto" else args.quantization
     shape = inspect_model(site.files, settings.dtype)
     _refuse_unsupported(site, shape)
+    assert backend.attention is not None
+    if reason := backend.attention.reference_reason():
+        ops.note_reference("attention", reason)
     graphs = _plan_graphs(site, shape)
     if not graphs.keys:
         require_graphs(site, graphs.reason)
@@ -238,6 +247,9 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
         max_model_len=max_model_len,
         quantization=quantization,
     )
+    if not explicit and can_measure(backend):
+        sizes = settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len
+        site.activation_bytes = measure_activations(model, backend, ops, _allocate_caches(backend, shape, specs, 1), *sizes)
     config, ledger, specs = _size_paged(site, shape, before, model.weight_bytes)
     free = memory.memory_info().free_bytes
     if ledger["kv_cache"] > free:
@@ -312,6 +324,7 @@ def _refuse_unsupported(site: _Site, shape: ModelShape) -> None:
         raise UnsupportedError(
             f"{site.selected.device} ({site.selected.plugin.label}) cannot run {site.files.name}",
             reasons=tuple(dict.fromkeys(reasons)),
+            fix=nearest_settings(capabilities, site.settings.dtype, site.args.block_size),
         )
 
 
@@ -320,7 +333,9 @@ def _ledger(site: _Site, shape: ModelShape, before: int, weight_bytes: int) -> d
 
     Activations are those of the largest step. `graphs`, where there will be any, is reserved for what they may hold.
     """
-    activations = _activation_bytes(site, shape, site.settings.max_num_batched_tokens, site.settings.max_num_seqs)
+    activations = site.activation_bytes
+    if activations is None:
+        activations = _activation_bytes(site, shape, site.settings.max_num_batched_tokens, site.settings.max_num_seqs)
     graphs = _plan_graphs(site, shape)
     reserved = {"graphs": graphs.budget_bytes} if graphs.keys else {}
     return _split_budget(site, before, weight_bytes, activations, reserved)

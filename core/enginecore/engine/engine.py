@@ -8,7 +8,9 @@ from typing import Any
 from enginecore.clock import Clock, RealClock
 from enginecore.config import EngineConfig
 from enginecore.engine.grammar_gate import GrammarGate
+from enginecore.engine.exhausted import lose_step
 from enginecore.engine.kv_events import EventPublisher
+from enginecore.errors import OutOfDeviceMemory
 from enginecore.parallel.executor import Executor
 from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs
 from enginecore.runner.grammar import GrammarStore
@@ -32,7 +34,9 @@ class Engine:
         self._publisher = publisher
         self._refused: list[EngineOutput] = []
         self._grammars = GrammarGate(grammars)
-        self._graph_replays = self._eager_steps = 0
+        self._graph_replays = self._eager_steps = self._lost_steps = 0
+        #: Who owns which bytes of the device, for the log of a step that ran out of memory.
+        self.ledger: dict[str, int] = {}
 
     def add(self, request: EngineRequest) -> None:
         if request.grammar is None:
@@ -61,7 +65,12 @@ class Engine:
         outputs, self._refused = self._refused, []
         if self.scheduler.has_work():
             plan = self.scheduler.schedule()
-            result = self.executor.execute(plan)
+            try:
+                result = self.executor.execute(plan)
+            except OutOfDeviceMemory as error:
+                self._lost_steps += 1
+                outputs += lose_step(self.scheduler, plan, error, self.ledger)
+                return StepOutputs(outputs, self.stats())
             self._graph_replays += result.replayed
             self._eager_steps += not result.replayed
             outputs += self.scheduler.update(plan, result)
@@ -80,6 +89,7 @@ class Engine:
         stats = self.scheduler.stats()
         stats.reference_ops = self.executor.reference_ops()
         stats.graph_replays, stats.eager_steps = self._graph_replays, self._eager_steps
+        stats.lost_steps = self._lost_steps
         return stats
 
     def reset_prefix_cache(self) -> int:

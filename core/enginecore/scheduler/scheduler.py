@@ -101,7 +101,7 @@ class Scheduler(Results):
             self.waiting.push(sequence)
         return None
 
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
+    def abort(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
         """Drop requests, waiting or running, and free their blocks. Unknown ids are ignored; returns the known ones."""
         dropped = []
         for request_id in request_ids:
@@ -116,7 +116,7 @@ class Scheduler(Results):
                 self.waiting.remove(sequence)
             if family is not None:
                 self._part(sequence, family)
-            self.journal.ended(request_id, "abort", len(sequence.token_ids) - sequence.num_prompt)
+            self.journal.ended(request_id, reason, len(sequence.token_ids) - sequence.num_prompt)
             dropped.append(request_id)
         return dropped
 
