@@ -123,7 +123,8 @@ class Metrics:
             counter = CounterMetricFamily(PREFIX + name, text, labels=labels)
             counter.add_metric(values, count)
             yield counter
-        reference = GaugeMetricFamily(PREFIX + "reference_op", "Ops that run as torch references", labels=[*labels, "op"])
+        text = "Ops that run as torch references"
+        reference = GaugeMetricFamily(PREFIX + "reference_op", text, labels=[*labels, "op"])
         for op in stats.reference_ops:
             reference.add_metric([*values, op], 1)
         yield reference

@@ -82,6 +82,8 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
         block_size=config.block_size,
     )
 
+    worker = MemoryGuard(runner, backend)
+
     def release() -> None:
         if backend.graphs is not None:
             backend.graphs.release()
@@ -89,7 +91,7 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
         backend.shutdown()
 
     publisher = _open_publisher(args, site.files.name)
-    engine = Engine(config, InprocExecutor(MemoryGuard(runner, backend), release), clock, publisher, runner.grammars.store)
+    engine = Engine(config, InprocExecutor(worker, release), clock, publisher, runner.grammars.store)
     engine.ledger = ledger
     ready = ReadyInfo(
         config=config,
@@ -249,7 +251,8 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
     )
     if not explicit and can_measure(backend):
         sizes = settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len
-        site.activation_bytes = measure_activations(model, backend, ops, _allocate_caches(backend, shape, specs, 1), *sizes)
+        caches = _allocate_caches(backend, shape, specs, 1)
+        site.activation_bytes = measure_activations(model, backend, ops, caches, *sizes)
     config, ledger, specs = _size_paged(site, shape, before, model.weight_bytes)
     free = memory.memory_info().free_bytes
     if ledger["kv_cache"] > free:

@@ -7,8 +7,8 @@ from typing import Any
 
 from enginecore.clock import Clock, RealClock
 from enginecore.config import EngineConfig
-from enginecore.engine.grammar_gate import GrammarGate
 from enginecore.engine.exhausted import lose_step
+from enginecore.engine.grammar_gate import GrammarGate
 from enginecore.engine.kv_events import EventPublisher
 from enginecore.errors import OutOfDeviceMemory
 from enginecore.parallel.executor import Executor
