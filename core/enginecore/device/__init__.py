@@ -1,4 +1,4 @@
-"""The plugin contract, version 1.0: what a device vendor implements and all that the core knows of a device."""
+"""The plugin contract, version 1.1: what a device vendor implements and all that the core knows of a device."""
 
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
 from enginecore.device.backend import Backend

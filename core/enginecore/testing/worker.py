@@ -110,7 +110,7 @@ def _about(backend: Any, profile: Any, about: dict[str, str]) -> dict[str, Any]:
     claims = _plain(backend.capabilities)
     return {
         **about, "backend": type(backend).__qualname__, "gaps": gaps, "floors": floors, "capabilities": claims,
-        "support": support, "memory": _memory(backend),
+        "support": support, "memory": _memory(backend), "skips_expire": profile.skips_expire,
     }  # fmt: skip
 
 

@@ -92,7 +92,7 @@ def capabilities_sane(ctx: CaseContext) -> None:
     ctx.check(caps.dtypes, "no dtype is claimed")
     ctx.check(caps.max_world_size >= 1, f"max_world_size must be at least 1, got {caps.max_world_size}")
     unknown = caps.features - KNOWN_FEATURES
-    ctx.check(not unknown, f"features that contract 1.0 does not know: {sorted(unknown)}")
+    ctx.check(not unknown, f"features that the contract does not know: {sorted(unknown)}")
     if ctx.backend.runtime is None:
         ctx.check(caps.kv_dtypes, "no KV cache dtype is claimed")
         ctx.check(caps.head_size_range or caps.head_size_list, "no head size is claimed")
