@@ -103,7 +103,10 @@ def test_sleep_gives_everything_back_and_wake_restores_the_weights() -> None:
     ("error", "is_one"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), True),
-        (RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), True),
+        (
+            RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"),
+            True,
+        ),
         (RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate"), True),
         (OutOfDeviceMemory("full"), True),
         (RuntimeError("shapes do not match"), False),

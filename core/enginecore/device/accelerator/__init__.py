@@ -7,7 +7,7 @@ before a part is used, so that all of it can be tried on a machine without one (
 
 from enginecore.device.accelerator.backend import AcceleratorBackend
 from enginecore.device.accelerator.graphs import GraphCaptureError, PooledGraphs
-from enginecore.device.accelerator.guards import GuardedAttention, GuardedOps, guarded_attention
+from enginecore.device.accelerator.guards import GuardedAttention, GuardedOps, KernelBuildError, guarded_attention
 from enginecore.device.accelerator.memory import PooledMemory
 from enginecore.device.accelerator.runtime import Runtime, TorchRuntime
 from enginecore.device.accelerator.transfer import BlockMover, Transfer
@@ -18,6 +18,7 @@ __all__ = [
     "GraphCaptureError",
     "GuardedAttention",
     "GuardedOps",
+    "KernelBuildError",
     "PooledGraphs",
     "PooledMemory",
     "Runtime",

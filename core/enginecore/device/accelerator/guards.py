@@ -10,31 +10,72 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
 from enginecore.device.capabilities import AttentionQuery, Verdict
 from enginecore.device.memory import KVCacheLayout, KVCacheSpec
 from enginecore.device.optable import Impl, OpTable
+from enginecore.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
 
-Errors = tuple[type[BaseException], ...]
 Swap = Callable[["list[torch.Tensor]", "list[torch.Tensor]", "list[tuple[int, int]]"], None]
+#: Whether an error says that a kernel could not be built, and nothing has run.
+CannotBuild = Callable[[BaseException], bool]
+
+#: Rows of activations on which a packed weight is tried: one token, and a prompt.
+_ROWS = (1, 33)
+
+
+class KernelBuildError(DeviceError):
+    """A kernel cannot be built on this machine."""
 
 
 class GuardedOps(OpTable):
-    """The ops of `inner`, each marked with the errors that mean "this kernel cannot be built"."""
+    """The ops of `inner`; a kernel that cannot be built raises KernelBuildError, on which the core runs the reference.
 
-    def __init__(self, inner: OpTable, build_errors: Errors) -> None:
-        self._inner, self._errors = inner, build_errors
+    The first weight of each kind and size that `pack_linear` packs is multiplied once on `device`, so that its kernels
+    are built then.
+    """
+
+    def __init__(self, inner: OpTable, cannot_build: CannotBuild, device: torch.device) -> None:
+        self._inner, self._cannot_build, self._device = inner, cannot_build, device
+        self._packed: set[tuple[Any, ...]] = set()
 
     def get(self, op: str) -> Impl | None:
         impl = self._inner.get(op)
-        return impl and replace(impl, build_errors=impl.build_errors + self._errors)
+        if impl is None:
+            return None
+        run = partial(self._run, self._pack(impl.run) if op == "pack_linear" else impl.run)
+        return replace(impl, run=run, build_errors=(*impl.build_errors, KernelBuildError))
+
+    def _run(self, run: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        try:
+            return run(*args, **kwargs)
+        except Exception as error:
+            if not self._cannot_build(error):
+                raise
+            raise KernelBuildError(_line(error)) from error
+
+    def _pack(self, run: Callable[..., Any]) -> Callable[..., Any]:
+        def pack(weight_OI: Any, bias_O: Any) -> Any:
+            import torch
+
+            packed = run(weight_OI, bias_O)
+            scheme, dtype = getattr(weight_OI, "scheme", None), weight_OI.dtype
+            kind = (type(packed), scheme, dtype, packed.in_features, packed.out_features)
+            if kind not in self._packed:
+                for rows in _ROWS:
+                    packed(torch.zeros(rows, packed.in_features, dtype=dtype, device=self._device))
+                self._packed.add(kind)
+            return packed
+
+        return pack
 
 
 class GuardedAttention(AttentionBackend):
@@ -47,12 +88,12 @@ class GuardedAttention(AttentionBackend):
         self,
         kernels: AttentionBackend | None,
         reference: AttentionBackend,
-        build_errors: Errors,
+        cannot_build: CannotBuild,
         device: torch.device,
         why_none: str = "",
     ) -> None:
         self._chosen = kernels or reference
-        self._reference, self._errors, self._device = reference, build_errors, device
+        self._reference, self._cannot_build, self._device = reference, cannot_build, device
         self._rehearsed: set[AttentionQuery] = set()
         self._reason = why_none or "there are no kernels for this device" if kernels is None else None
         self._bind()
@@ -73,7 +114,9 @@ class GuardedAttention(AttentionBackend):
         self._rehearsed.add(query)
         try:
             rehearse(self._chosen, query, self._device)
-        except self._errors as error:
+        except Exception as error:
+            if not self._cannot_build(error):
+                raise
             self._reason = f"a kernel for {query.dtype}, head size {query.head_size} cannot be built: {_line(error)}"
             logger.warning("attention runs as the torch reference: %s", self._reason)
             self._chosen = self._reference
@@ -123,14 +166,14 @@ class _RefreshingAttention(GuardedAttention):
 def guarded_attention(
     kernels: AttentionBackend | None,
     reference: AttentionBackend,
-    build_errors: Errors,
+    cannot_build: CannotBuild,
     device: torch.device,
     why_none: str = "",
 ) -> GuardedAttention:
     """A `GuardedAttention` that renews metadata if and only if `kernels` do."""
     renews = kernels is not None and type(kernels).refresh_metadata is not AttentionBackend.refresh_metadata
     kind = _RefreshingAttention if renews else GuardedAttention
-    return kind(kernels, reference, build_errors, device, why_none)
+    return kind(kernels, reference, cannot_build, device, why_none)
 
 
 def rehearse(attention: AttentionBackend, query: AttentionQuery, device: torch.device) -> None:
