@@ -50,14 +50,12 @@ def _token_list(name: str, value: Any) -> None:
 class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
     """Beam search with `width` beams, by the rules of transformers' `generate`: answers are ranked by the sum of their
     tokens' log-probabilities divided by (number of tokens) ** `length_penalty`; `early_stopping` (True, False or
-    "never") says when the search ends once `width` answers are finished. `logprobs=k` gives the answers' tokens theirs,
-    with the k best beside them.
+    "never") says when the search ends once `width` answers are finished.
     """
 
     width: int
     length_penalty: float = 1.0
     early_stopping: bool | str = False
-    logprobs: int | None = None
 
     def __post_init__(self) -> None:
         _integer("beam_width", self.width, 1, MAX_BEAM_WIDTH)
@@ -296,7 +294,10 @@ class EngineStats(msgspec.Struct, array_like=True):
 
     `grammar_fast_forward` counts tokens that a grammar forced and that were not computed one by one.
     `num_forks` sequences took over `forked_tokens` computed prompt tokens from a sibling (n or best_of above 1).
-    Steps are `graph_replays`, `eager_steps`, or `lost_steps` that found the device's memory exhausted."""
+    Steps are `graph_replays`, `eager_steps`, or `lost_steps` that found the device's memory exhausted.
+    `lifted_tokens` came up from host memory into the device's cache, `fetched_tokens` from disk into host memory;
+    `num_swaps` preempted sequences left their blocks in a lower tier to come back from. `host_blocks` and `disk_blocks`
+    are blocks in those tiers now."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -318,6 +319,11 @@ class EngineStats(msgspec.Struct, array_like=True):
     grammar_fast_forward: int = 0
     eager_steps: int = 0
     lost_steps: int = 0
+    lifted_tokens: int = 0
+    fetched_tokens: int = 0
+    num_swaps: int = 0
+    host_blocks: int = 0
+    disk_blocks: int = 0
 
 
 class StepOutputs(msgspec.Struct, array_like=True):

@@ -6,8 +6,8 @@ that the device has lost comes up again when somebody asks for it.
 
 Writing through, and not when a block is evicted, keeps eviction free of waiting: the copy is there already. A copy down
 takes no hold of its block. Instead each allocation of a block counts (`BlockPool.generation`), and a copy is worth
-something only if the block still is of the generation that it was of at the beginning: what was given away meanwhile may
-be half of each.
+something only if the block still is of the generation that it was of at the beginning: what was given away meanwhile
+may be half of each.
 
 All books are kept in the engine's thread. Lanes move bytes; `poll` takes in what they have done.
 """

@@ -41,6 +41,7 @@ class Entry:
     forked_from: str | None = None
     match_end: dict[str, Any] | None = None
     preemptions: list[dict[str, Any]] = field(default_factory=list)
+    transfers: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Journal:
@@ -82,11 +83,20 @@ class Journal:
         if entry is not None and entry.first_token is None:
             entry.first_token, entry.first_token_step = self.clock(), self._step_no
 
-    def preempted(self, request_id: str, by: str, num_tokens: int) -> None:
+    def preempted(self, request_id: str, by: str, num_tokens: int, saved: bool = False) -> None:
+        """`saved`: its blocks are in a lower tier, from where they can come back."""
         entry = self._entries.get(request_id)
         if entry is not None:
             event = {"at_s": self.clock() - entry.arrived, "step": self._step_no, "by": by, "tokens": num_tokens}
-            entry.preemptions.append(event)
+            entry.preemptions.append({**event, "then": "bring back" if saved else "compute again"})
+
+    def moved(self, request_id: str, tier: str, num_blocks: int, num_arrived: int, seconds: float) -> None:
+        """Blocks were to come up from a tier while the request waited."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            at = self.clock() - entry.arrived
+            told = {"from": tier, "blocks": num_blocks, "arrived": num_arrived, "seconds": seconds, "at_s": at}
+            entry.transfers.append(told)
 
     def ended(self, request_id: str, reason: str, num_tokens: int) -> None:
         entry = self._entries.get(request_id)
@@ -140,6 +150,7 @@ class Journal:
             "prefill": None,
             "decode": None,
             "preemptions": entry.preemptions,
+            "transfers": entry.transfers,
             "batch": self._batches(entry),
         }
         if entry.admitted is not None:

@@ -8,9 +8,10 @@ from enginecore.plan import IntArray, StepPlan, StepResult
 from enginecore.request import EngineOutput
 from enginecore.scheduler.beams import Beams
 from enginecore.scheduler.sequence import Sequence
+from enginecore.scheduler.tiering import Tiering
 
 
-class Results(Beams):
+class Results(Beams, Tiering):
     """A base of `Scheduler`."""
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
@@ -26,6 +27,8 @@ class Results(Beams):
                 collected += entries
         for row in np.flatnonzero(ends // block_size > plan.starts_N // block_size).tolist():
             self._publish(int(slots[row]), int(ends[row]))
+        if self.tiers is not None:
+            self.tiers.submit()
 
         rows = np.flatnonzero(plan.samples_N)
         tokens = np.array(result.token_ids, np.int64)
@@ -97,6 +100,7 @@ class Results(Beams):
         start, full = len(block_table.hashes) * block_size, num_computed // block_size * block_size
         fresh: list[int] = self.running.tokens_SL[slot, start:full].tolist() if full > start else []
         stored = self.kv.publish(block_table, fresh, num_computed)
+        self._send_down(self.running.sequence(slot), stored)
         if self.events is not None and stored:
             self._record_stored(slot, block_table, stored)
 

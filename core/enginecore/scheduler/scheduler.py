@@ -21,15 +21,18 @@ import numpy as np
 
 from enginecore.kvcache import BlockPool, KVCacheManager
 from enginecore.kvcache.events import EventRecorder
+from enginecore.kvcache.tiers import Tiers
 from enginecore.plan import BeamMove, IntArray, NewRequest, StepPlan
 from enginecore.randomness import request_seed
 from enginecore.request import EngineRequest, EngineStats
 from enginecore.scheduler.beams import BeamGroup
+from enginecore.scheduler.costs import Costs
 from enginecore.scheduler.journal import BLOCKS, BUDGET, NOTHING_WAITS, PREEMPTED, SLOTS, Journal
 from enginecore.scheduler.queue import WaitingQueue
 from enginecore.scheduler.results import Results
 from enginecore.scheduler.running import RunningTable
 from enginecore.scheduler.sequence import Sequence
+from enginecore.scheduler.tiering import NOTHING, Lift
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +69,10 @@ class Scheduler(Results):
         self.running = RunningTable(config.max_num_seqs, config.max_model_len)
         self._sequences: dict[str, Sequence] = {}
         self._groups: dict[str, BeamGroup] = {}
+        #: The tiers below the device, for whoever has some to set before the first step.
+        self.tiers: Tiers | None = None
+        self.costs = Costs(config.block_size)
+        self._lifts: list[Lift] = []
         self._arrivals = 0
         self._num_pending = 0
         self._counts = EngineStats()
@@ -112,6 +119,8 @@ class Scheduler(Results):
             family = sequence.family
             if sequence.slot >= 0:
                 self._leave(sequence)
+            elif self._drop_lift(sequence):
+                pass
             elif family is None or sequence not in family.pending:
                 self.waiting.remove(sequence)
             if family is not None:
@@ -124,13 +133,15 @@ class Scheduler(Results):
         return bool(self._sequences)
 
     def reset_prefix_cache(self) -> int:
-        """Forget every cached prefix, those of running sequences too; returns the number of blocks forgotten."""
-        return self.kv.reset()
+        """Forget every cached prefix, those of running sequences and lower tiers too; returns the number of blocks
+        forgotten (the most of any tier)."""
+        return max(self.kv.reset(), self.tiers.clear() if self.tiers is not None else 0)
 
     # ---- one step ------------------------------------------------------------------------------------------------
 
     def schedule(self) -> StepPlan:
         """Plan a step: running sequences in order, then as many waiting ones as budget, slots and blocks allow."""
+        self._take_in()
         updates: list[tuple[int, int, list[int]]] = []
         own: list[tuple[int, int, int]] = []
         slots, give, preempted = self._serve_running(updates, own)
@@ -215,6 +226,8 @@ class Scheduler(Results):
                 if fresh:
                     updates.append((slot, first, fresh))
                 return alive
+            if self._hurry():
+                continue
             last = self.running.sequence(int(slots[alive - 1]))
             alive -= 1 if last.group is None else len(last.group.members)
             self._preempt(last, sequence.request_id)
@@ -224,8 +237,11 @@ class Scheduler(Results):
         """Take a sequence's blocks and let it wait again, with its tokens: it is recomputed, cached parts aside."""
         if sequence.group is not None:
             sequence = sequence.group.root
+        saved = self._save(sequence)
         self._leave(sequence)
-        self.journal.preempted(sequence.request_id, by, len(sequence.token_ids))
+        sequence.lifted = NOTHING
+        self.journal.preempted(sequence.request_id, by, len(sequence.token_ids), saved)
+        self._counts.num_swaps += saved
         sequence.num_preemptions += 1
         if sequence.prompt_logprobs is not None:
             sequence.prompt_logprobs = [None]
@@ -279,6 +295,8 @@ class Scheduler(Results):
                     break
                 whole += self._blocks_beside_root(sequence.group)
             spare = owed + (self._watermark if len(table) else 0)
+            if donor is None and self._lift(sequence, cached, whole, spare):
+                continue
             fits = (
                 kv.can_attach(sequence.table, cached, whole, spare)
                 if donor is None
@@ -321,9 +339,10 @@ class Scheduler(Results):
     def stats(self) -> EngineStats:
         """Gauges now and counters so far. `kv_slots_held` are token slots of blocks that running sequences hold,
         `kv_tokens_held` those of them that hold a computed token (a shared block counts for each holder)."""
+        self._take_in()
         counts, slots = self._counts, self.running.order
         counts.num_running = len(self.running)
-        counts.num_waiting = len(self.waiting) + self._num_pending
+        counts.num_waiting = len(self.waiting) + self._num_pending + self._num_lifting
         counts.num_blocks = self.pool.num_blocks
         counts.num_free_blocks = self.pool.num_free
         counts.num_used_blocks = self.pool.num_blocks - self.pool.num_free
@@ -331,4 +350,7 @@ class Scheduler(Results):
         counts.prefix_cache_hits = self.kv.hits
         counts.kv_slots_held = int(self.running.num_blocks_S[slots].sum()) * self.config.block_size
         counts.kv_tokens_held = int(self.running.num_computed_S[slots].sum())
+        if self.tiers is not None:
+            counts.host_blocks = self.tiers.host.num_ready
+            counts.disk_blocks = self.tiers.disk.num_blocks if self.tiers.disk is not None else 0
         return copy(counts)

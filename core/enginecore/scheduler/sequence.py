@@ -31,6 +31,7 @@ class Sequence:
         "cancelled",
         "family",
         "group",
+        "lifted",
         "num_cached",
         "num_preemptions",
         "num_prompt",
@@ -56,6 +57,8 @@ class Sequence:
         self.admitted = False
         self.num_preemptions = 0
         self.cancelled = False
+        #: How far lower tiers have been asked for its prefix since it last ran (`tiering.py`).
+        self.lifted = 0
         #: The sequences that share its prompt, when it has such.
         self.family: Family | None = None
         #: The beam search that it is a part of, when it is.
