@@ -18,7 +18,7 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, omit_defaults=True):
     `json` is a JSON schema (an object, a boolean, or either as text), `regex` a regular expression that the whole
     answer matches, `choice` a list of answers, `grammar` a grammar in Lark's notation or in GBNF, `json_object` True
     any JSON object, `structural_tag` free text with constrained parts (vLLM's and xgrammar's first form).
-    Between the parts of JSON at most 8 characters of whitespace may stand; `whitespace_pattern` (a regular expression)
+    Between the parts of JSON a space may stand or an indented new line; `whitespace_pattern` (a regular expression)
     says what instead, `disable_any_whitespace` that none may. What is wrong inside is found by `frontend.structured`.
     """
 

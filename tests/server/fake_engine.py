@@ -76,6 +76,9 @@ class FakeEngine:
         self.alive = False
         self._news.set()
 
+    def tell(self, method: str, *arguments: Any) -> None:
+        self.calls.append((method, *arguments))
+
     async def call(self, method: str, *arguments: Any) -> Any:
         self.calls.append((method, *arguments))
         return self.answers.get(method, 0)

@@ -23,7 +23,7 @@ from enginecore.frontend.chat import ChatRenderer, load_template
 from enginecore.frontend.collector import Collector
 from enginecore.frontend.detokenizer import TokenTable
 from enginecore.frontend.generation_config import sampling_defaults
-from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt
+from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt, grammar_tokenizer
 from enginecore.frontend.output_processor import Observer, OutputKind, OutputProcessor
 from enginecore.frontend.outputs import RequestOutput
 from enginecore.frontend.template_pool import TemplatePool
@@ -73,6 +73,7 @@ class AsyncLLM:
         self._receiver = asyncio.create_task(self._receive())
         self._recent: dict[str, list[str]] = {}
         self._warming: asyncio.Task[None] | None = None
+        self._follows_grammars = False
 
     @classmethod
     async def create(
@@ -106,7 +107,16 @@ class AsyncLLM:
     async def _warm_up(self) -> None:
         """Do now, in threads, what the first request would have to wait for."""
         work = (self.off_loop(self.renderer.prepare), self.off_loop(self.table.longest))
-        await asyncio.gather(*work, return_exceptions=True)
+        told, *_ = await asyncio.gather(
+            self.off_loop(grammar_tokenizer, self.tokenizer), *work, return_exceptions=True
+        )
+        if isinstance(told, tuple) and self.alive:
+            self._tell_tokenizer(*told)
+
+    def _tell_tokenizer(self, *told: Any) -> None:
+        if not self._follows_grammars:
+            self._follows_grammars = True
+            self.client.tell("use_tokenizer", *told)
 
     # ---- generation ----------------------------------------------------------------------------------------------
 
@@ -171,6 +181,8 @@ class AsyncLLM:
             for engine_request in self._output.add(
                 request, request_id=request_id, internal_id=internal_ids[-1], sink=collector, kind=kind, key=key
             ):
+                if engine_request.grammar is not None and not self._follows_grammars:
+                    self._tell_tokenizer(*grammar_tokenizer(self.tokenizer))
                 self.client.add(engine_request)
                 recent.append(engine_request.request_id)
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Union
 
 import msgspec
 
 from enginecore.config import EngineConfig
+from enginecore.constraints import Thinking
 from enginecore.errors import ParameterError
 from enginecore.frontend.bad_words import banned_sequences
 from enginecore.frontend.detokenizer import TokenTable
+from enginecore.frontend.structured import GrammarChecker, grammar_of
 from enginecore.request import INT64_MAX, INT64_MIN, EngineRequest, SamplingParams
 
 #: A prompt: text, token ids, or vLLM's dicts {"prompt": text} and {"prompt_token_ids": ids}.
@@ -40,6 +42,16 @@ class TokenizerLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What a route asks of the answer beyond the sampling parameters: a checked grammar, a bound on thinking, and
+    special tokens whose text is wanted although special tokens are not."""
+
+    grammar: str | None = None
+    thinking: Thinking | None = None
+    shown_tokens: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """One prompt, checked and tokenised. `text` is the prompt as given, None when it came as ids or was truncated."""
 
@@ -51,6 +63,7 @@ class PreparedRequest:
     eos_token_ids: list[int]
     priority: int = 0
     cache_salt: str | None = None
+    form: AnswerForm = AnswerForm()
 
     @property
     def num_sequences(self) -> int:
@@ -62,6 +75,8 @@ class PreparedRequest:
         params = self.params
         if self.num_sequences > params.n and params.logprobs is None:
             params = msgspec.structs.replace(params, logprobs=0)
+        if params.structured_outputs is not None:
+            params = msgspec.structs.replace(params, structured_outputs=None)  # the grammar says it all
         plain = params
         if params.prompt_logprobs is not None and self.num_sequences > 1:
             plain = msgspec.structs.replace(params, prompt_logprobs=None)
@@ -79,6 +94,8 @@ class PreparedRequest:
                 cache_salt=self.cache_salt,
                 cached_prompt=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
                 fork_of=f"{internal_id}_0" if index else None,
+                grammar=self.form.grammar,
+                thinking=self.form.thinking,
             )
             for index in range(self.num_sequences)
         ]
@@ -92,6 +109,7 @@ class InputProcessor:
         self.config = config
         self.tokenizer = tokenizer
         self.table = table
+        self.grammars = GrammarChecker()
         self._prefix = os.urandom(4).hex()
         self._count = itertools.count()
 
@@ -109,6 +127,7 @@ class InputProcessor:
         add_special_tokens: bool = True,
         clamp: bool = True,
         param: str = "prompt",
+        form: AnswerForm | None = None,
     ) -> PreparedRequest:
         """Check and tokenise. `param` is what errors call the prompt's field. Raises ParameterError."""
         self._check_params(params)
@@ -123,7 +142,13 @@ class InputProcessor:
         truncated = self._truncate(ids, params)
         if len(truncated) < len(ids):
             text, ids = None, truncated
+        form = form or AnswerForm()
+        if params.structured_outputs is not None and form.grammar is None:
+            form = replace(form, grammar=grammar_of(params.structured_outputs, self.grammars))
+        if form.grammar is not None and not self.tokenizer.eos_token_ids:
+            raise ParameterError("a grammar needs a model with an end-of-text token", param="structured_outputs")
         return PreparedRequest(
+            form=form,
             text=text,
             token_ids=ids,
             params=params,
@@ -219,6 +244,11 @@ class InputProcessor:
             raise ParameterError("cache_salt must be a non-empty string", param="cache_salt")
         if cache_salt is not None and len(cache_salt) > MAX_CACHE_SALT_CHARS:
             raise ParameterError(f"cache_salt may have at most {MAX_CACHE_SALT_CHARS} characters", param="cache_salt")
+
+
+def grammar_tokenizer(tokenizer: Any) -> tuple[str, list[int]]:
+    """What an engine needs to follow grammars: the tokenizer's JSON and the tokens that end an answer."""
+    return tokenizer.serialized(), list(tokenizer.eos_token_ids)
 
 
 def _split_prompt(prompt: Prompt, param: str) -> tuple[str | None, list[int] | None]:

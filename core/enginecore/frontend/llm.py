@@ -13,7 +13,7 @@ from enginecore.errors import ParameterError, RequestError
 from enginecore.frontend.chat import ChatRenderer, load_template
 from enginecore.frontend.detokenizer import TokenTable
 from enginecore.frontend.generation_config import sampling_defaults
-from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt
+from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt, grammar_tokenizer
 from enginecore.frontend.output_processor import OutputProcessor
 from enginecore.frontend.outputs import RequestOutput
 from enginecore.frontend.progress import GenerationProgress
@@ -46,6 +46,7 @@ class LLM:
         args = EngineArgs(model=model, device=device, dtype=dtype, **settings)
         self._client = InprocClient(args)
         # Not a bound method: the finalizer must not keep the LLM alive.
+        self._follows_grammars = False
         self._finalizer = weakref.finalize(self, self._client.shutdown)
         try:
             self.config = self._client.ready.config
@@ -167,6 +168,9 @@ class LLM:
                     for engine_request in self._output.add(
                         request, request_id=str(index), internal_id=internal_ids[-1], sink=sink, kind="final", key=index
                     ):
+                        if engine_request.grammar is not None and not self._follows_grammars:
+                            self._follows_grammars = True
+                            self._client.tell("use_tokenizer", *grammar_tokenizer(self._tokenizer))
                         self._client.add(engine_request)
                 while self._output.num_requests and sink.error is None:
                     to_abort = self._output.process(self._client.step())
