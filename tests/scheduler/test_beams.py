@@ -16,7 +16,7 @@ EOS = 7
 
 
 def search(name: str, width: int, max_tokens: int = 8, prompt: list[int] = PROMPT, **body: Any) -> EngineRequest:
-    options = {key: body.pop(key) for key in ("length_penalty", "early_stopping", "logprobs") if key in body}
+    options = {key: body.pop(key) for key in ("length_penalty", "early_stopping") if key in body}
     params = {"beam": BeamOptions(width, **options), **body.pop("params", {})}
     body.setdefault("eos_token_ids", [EOS])
     return request(name, prompt, max_tokens, params=params, **body)
@@ -127,7 +127,7 @@ def test_stop_tokens_end_answers_too_and_say_so() -> None:
 
 def test_the_answers_bring_their_log_probabilities_when_asked() -> None:
     harness = Harness()
-    harness.add(search("b", 2, 5, logprobs=2))
+    harness.add(search("b", 2, 5, params={"logprobs": 2}))
     harness.run()
     for answer in answers(harness, "b"):
         assert answer.logprobs is not None

@@ -21,6 +21,7 @@ from enginecore.frontend.bad_words import banned_sequences
 from enginecore.frontend.detokenizer import TokenTable
 from enginecore.frontend.structured import GrammarChecker, grammar_of
 from enginecore.request import INT64_MAX, INT64_MIN, EngineRequest, SamplingParams
+from enginecore.scheduler.beam_search import num_candidates
 
 #: A prompt: text, token ids, or vLLM's dicts {"prompt": text} and {"prompt_token_ids": ids}.
 Prompt = Union[str, "Sequence[int]", "dict[str, Any]"]
@@ -70,9 +71,10 @@ class PreparedRequest:
         return self.params.best_of or self.params.n
 
     def engine_requests(self, internal_id: str, arrival_time: float) -> list[EngineRequest]:
-        """One request for each candidate. Candidate i gets seed + i; only the first computes the prompt and its
-        log-probabilities, the others fork from it."""
+        """One request for each candidate, or one for all that a beam search finds. Candidate i gets seed + i; only the
+        first computes the prompt and its log-probabilities, the others fork from it."""
         params = self.params
+        candidates = 1 if params.beam is not None else self.num_sequences
         if self.num_sequences > params.n and params.logprobs is None:
             params = msgspec.structs.replace(params, logprobs=0)
         if params.structured_outputs is not None:
@@ -97,7 +99,7 @@ class PreparedRequest:
                 grammar=self.form.grammar,
                 thinking=self.form.thinking,
             )
-            for index in range(self.num_sequences)
+            for index in range(candidates)
         ]
 
 
@@ -225,6 +227,14 @@ class InputProcessor:
             value = getattr(params, name)
             if value is not None and value > self.config.max_logprobs:
                 raise ParameterError(f"{name} may be at most {self.config.max_logprobs}, got {value}", param=name)
+        if params.beam is not None:
+            stops = {*(params.stop_token_ids or ()), *self.tokenizer.eos_token_ids}
+            if num_candidates(params.beam.width, len(stops)) > self.config.vocab_size:
+                raise ParameterError(
+                    f"beam_width {params.beam.width} with {len(stops)} stop tokens is too much for a vocabulary of "
+                    f"{self.config.vocab_size}",
+                    param="beam_width",
+                )
         if params.stop_list and not params.detokenize:
             raise ParameterError("stop strings need detokenize to be true", param="stop")
         for name, strings in (("stop", params.stop_list), ("bad_words", params.bad_words or [])):

@@ -57,13 +57,16 @@ def num_candidates(width: int, num_stops: int) -> int:
 
 
 class BeamSearch:
-    """The state of one search. `stops` maps each stop token to the stop reason of an answer that it ends."""
+    """The state of one search. `stops` maps each stop token to the stop reason of an answer that it ends; with
+    `logprobs` the answers' tokens bring their log-probabilities and that many of the best beside them."""
 
-    def __init__(self, options: BeamOptions, stops: dict[int, int | None], max_tokens: int) -> None:
+    def __init__(
+        self, options: BeamOptions, stops: dict[int, int | None], max_tokens: int, logprobs: int | None = None
+    ) -> None:
         self._options = options
         self._stops = stops
         self._max_tokens = max_tokens
-        self._keep_entries = options.logprobs is not None
+        self._logprobs = logprobs
         self.num_tokens = 0
         self.scores = np.zeros(1, np.float32)
         self.links: list[Link | None] = [None]
@@ -82,7 +85,7 @@ class BeamSearch:
             ends = token in self._stops or self.num_tokens == self._max_tokens
             if (ends and place >= width) or (not ends and len(going) == width):
                 continue
-            kept = entry if self._keep_entries else None
+            kept = entry if self._logprobs is not None else None
             link = Link(before[beam], token, entry.logprobs[1 + rank], kept)
             if ends:
                 self._finish(total, link)
@@ -124,7 +127,7 @@ class BeamSearch:
 
     def answers(self) -> list[BeamAnswer]:
         """The finished answers, best first."""
-        return [_answer(finished, self._options.logprobs) for finished in self._finished]
+        return [_answer(finished, self._logprobs) for finished in self._finished]
 
 
 def _answer(finished: _Finished, logprobs: int | None) -> BeamAnswer:

@@ -64,9 +64,10 @@ class Beams(Sharing):
         stops: dict[int, int | None] = {token: token for token in request.params.stop_token_ids or ()}
         if not request.params.ignore_eos:
             stops.update(dict.fromkeys(request.eos_token_ids))
-        sequence.group = BeamGroup(sequence, BeamSearch(options, stops, request.max_tokens), options.width)
-        needed = num_candidates(options.width, len(stops))
-        params = msgspec.structs.replace(request.params, logprobs=max(needed, options.logprobs or 0), temperature=0)
+        search = BeamSearch(options, stops, request.max_tokens, request.params.logprobs)
+        sequence.group = BeamGroup(sequence, search, options.width)
+        needed = max(num_candidates(options.width, len(stops)), request.params.logprobs or 0)
+        params = msgspec.structs.replace(request.params, logprobs=needed, temperature=0)
         sequence.request = msgspec.structs.replace(request, params=params)
         self._groups[sequence.request_id] = sequence.group
         return None
