@@ -124,7 +124,7 @@ def compile_for(case: AotCase, config: Config, target: Target) -> Any:
     from triton.backends.compiler import GPUTarget
 
     goal = GPUTarget(target.backend, target.arch, target.warp_size)
-    return triton.compile(source_of(case, config), target=goal, options=dict(config.options))
+    return triton.compile(source_of(case, config), target=goal, options=config.compiler)
 
 
 def problem_of(outcome: Outcome, target: Target) -> str:

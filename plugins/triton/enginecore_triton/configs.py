@@ -30,7 +30,12 @@ class Config:
     @property
     def keywords(self) -> dict[str, int]:
         """What a launch passes to the kernel."""
-        return {**self.constants, **self.options}
+        return {**self.constants, **self.compiler}
+
+    @property
+    def compiler(self) -> dict[str, int]:
+        """Options for the compiler. Fused multiply-add is named because its default differs between Tritons."""
+        return {"enable_fp_fusion": True, **self.options}
 
 
 @cache

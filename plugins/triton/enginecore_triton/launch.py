@@ -7,6 +7,9 @@ from typing import Any
 from enginecore_triton.configs import Config
 
 
+_NO_CONFIG = Config()
+
+
 def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
@@ -19,4 +22,4 @@ def power_of_two(n: int, least: int = 1) -> int:
 def launch(kernel: Any, grid: tuple[int, ...], *args: Any, config: Config | None = None, **constants: Any) -> None:
     """Run `kernel` over `grid`; an empty grid is no launch. The config's constants and options come last."""
     if all(grid):
-        kernel[grid](*args, **constants, **(config.keywords if config is not None else {}))
+        kernel[grid](*args, **constants, **(config or _NO_CONFIG).keywords)
