@@ -13,7 +13,7 @@ from enginecore.config import EngineArgs, ReadyInfo
 from enginecore.errors import EngineDeadError
 from enginecore.frontend.async_llm import AsyncLLM
 from enginecore.metrics import Metrics
-from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs, TokenLogprobs
+from enginecore.request import BeamAnswer, EngineOutput, EngineRequest, EngineStats, StepOutputs, TokenLogprobs
 from enginecore.server.app import App, create_app
 from enginecore.server.args import ServerArgs
 
@@ -112,6 +112,10 @@ class FakeEngine:
         outputs = []
         for request_id in list(self._live)[: self.ready.config.max_num_seqs]:
             request, tokens, ends, done = self._live[request_id]
+            if request.params.beam is not None:
+                outputs.append(_searched(request, tokens, self.cached))
+                del self._live[request_id]
+                continue
             if self.refuse is not None:
                 outputs.append(EngineOutput(request_id, [], finish_reason="error", error=self.refuse))
                 del self._live[request_id]
@@ -133,6 +137,19 @@ class FakeEngine:
                 del self._live[request_id]
             outputs.append(output)
         return outputs
+
+
+def _searched(request: EngineRequest, tokens: list[int], cached: int) -> EngineOutput:
+    """Each answer of a beam search starts one token further."""
+    assert request.params.beam is not None
+    beams = []
+    for i in range(request.params.beam.width):
+        ids = tokens[i : i + request.max_tokens]
+        entries = None
+        if request.params.logprobs is not None:
+            entries = [_entry(token, request.params.logprobs) for token in ids]
+        beams.append(BeamAnswer(ids, -1.5 - i, -1.5 * len(ids), "length", None, entries))
+    return EngineOutput(request.request_id, [], finish_reason="length", num_cached_tokens=cached, beams=beams)
 
 
 def _entry(token: int, top: int) -> TokenLogprobs:

@@ -27,7 +27,7 @@ from enginecore.server.generation import (
 )
 from enginecore.server.logprobs import chat_logprobs, prompt_logprobs
 from enginecore.server.protocol import UNSUPPORTED_CHAT, ChatRequest, field_names
-from enginecore.server.sampling import chat_params
+from enginecore.server.sampling import chat_params, num_rows
 from enginecore.server.sse import event, unless_gone
 from enginecore.server.state import ServerState
 from enginecore.server.usage import usage_of
@@ -39,7 +39,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response | A
     request_id: str = request.state.request_id
     raw = await read_object(request)
     body, params, asked, tools = await checked(request, functools.partial(_check, state, raw, request_id))
-    with state.reserve(params.n) as submitted:
+    with state.reserve(num_rows(params)) as submitted:
         prepare = functools.partial(_prepare, state, body, params, tools, clamp=not asked)
         prompts = await unless_gone(request, prepare_all(state, [prepare]))
         job = new_job(state, body, params, prompts, "chatcmpl", request_id)

@@ -51,6 +51,9 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool = False
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
     priority: int = 0
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -110,9 +113,6 @@ def field_names(schema: type[msgspec.Struct]) -> frozenset[str]:
 #: Field -> values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "early_stopping": (False,),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
