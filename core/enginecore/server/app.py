@@ -13,7 +13,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from enginecore.frontend.async_llm import AsyncLLM
-from enginecore.server import account, admin, info
+from enginecore.server import account, admin, info, responses, responses_kept
 from enginecore.server.args import ServerArgs
 from enginecore.server.chat import chat_completions
 from enginecore.server.completions import completions
@@ -33,6 +33,12 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/completions", completions),
     ("POST", "/v1/messages", messages),
     ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/v1/responses", responses.create),
+    ("POST", "/v1/responses/input_tokens", responses.input_tokens),
+    ("GET", "/v1/responses/{response_id}", responses_kept.retrieve),
+    ("DELETE", "/v1/responses/{response_id}", responses_kept.delete),
+    ("POST", "/v1/responses/{response_id}/cancel", responses_kept.cancel),
+    ("GET", "/v1/responses/{response_id}/input_items", responses_kept.input_items),
     ("GET", "/v1/models", info.models),
     ("GET", "/v1/models/{model:path}", info.model),
     ("GET", "/v1/memory", account.memory),
@@ -74,7 +80,7 @@ def create_app(llm: AsyncLLM, args: ServerArgs | None = None, *, max_waiting: in
         app = CORSMiddleware(
             app,
             allow_origins=list(args.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )

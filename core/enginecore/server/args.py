@@ -13,10 +13,11 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     """Settings of the HTTP server.
 
     `api_keys`: when not empty, every route but /health, /ping, /version and /metrics needs one of them. `max_waiting`:
-    how many sequences may wait beyond those that can run (None: the engine's setting). `shutdown_timeout`: seconds that
-    requests in flight get after SIGTERM. `strict_fields` refuses unknown request fields instead of logging them.
-    `chat_template` (a file or the template itself) replaces the model's. `override_generation_config` sets sampling
-    defaults under generation_config.json's names.
+    how many sequences may wait beyond those that can run (None: the engine's setting). `max_stored_responses` and
+    `max_stored_bytes`: how much of /v1/responses is kept, the least recently used go first. `shutdown_timeout`:
+    seconds that requests in flight get after SIGTERM. `strict_fields` refuses unknown request fields instead of
+    logging them. `chat_template` (a file or the template itself) replaces the model's. `override_generation_config`
+    sets sampling defaults under generation_config.json's names.
     """
 
     host: str = "127.0.0.1"
@@ -27,6 +28,8 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     max_header_bytes: int = 64 * 2**10
     max_headers: int = 128
     max_waiting: int | None = None
+    max_stored_responses: int = 1024
+    max_stored_bytes: int = 64 * 2**20
     shutdown_timeout: float = 30.0
     strict_fields: bool = False
     chat_template: str | None = None
@@ -46,6 +49,9 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
             raise ParameterError(
                 f"shutdown_timeout must be at least 0, got {self.shutdown_timeout}", param="shutdown_timeout"
             )
+        for name in ("max_stored_responses", "max_stored_bytes"):
+            if getattr(self, name) < 0:
+                raise ParameterError(f"{name} must be at least 0, got {getattr(self, name)}", param=name)
         if self.max_waiting is not None and self.max_waiting < 0:
             raise ParameterError(f"max_waiting must be at least 0, got {self.max_waiting}", param="max_waiting")
         if any(not key for key in self.api_keys):

@@ -11,6 +11,7 @@ from enginecore.frontend.async_llm import AsyncLLM
 from enginecore.metrics import Metrics
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ApiError
+from enginecore.server.responses_store import ResponseStore
 
 
 class ServerState:
@@ -23,6 +24,7 @@ class ServerState:
         self.model_name = llm.config.served_model_name
         self.metrics = llm.observer if isinstance(llm.observer, Metrics) else self._own_metrics(llm)
         self.metrics.stats = lambda: llm.stats
+        self.responses = ResponseStore(args.max_stored_responses, args.max_stored_bytes)
         self.draining = False
         self.in_flight = 0
         self._reserved = 0
