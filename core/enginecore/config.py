@@ -42,7 +42,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     Steps replay captured graphs where the device can, unless `enforce_eager`; `require_graphs` makes it an error when
     graphs cannot be captured. `kv_events_endpoint` publishes changes of the prefix cache (ZeroMQ, such as tcp://*:5557)
     under `kv_events_topic` (default kv@HOST@MODEL); `kv_events_replay` is where those that were missed can be asked
-    for.
+    for. `kv_host_memory` (bytes) and `kv_disk` (a folder of at most `kv_disk_size` bytes; 10 GiB) keep copies of KV
+    blocks, for prompts that begin with what the device's cache has lost; those on disk outlive the process.
     """
 
     model: str = DEFAULT_MODEL
@@ -72,6 +73,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool = False
     require_graphs: bool = False
     num_threads: int | None = None
+    kv_host_memory: int | None = None
+    kv_disk: str | None = None
+    kv_disk_size: int | None = None
     kv_events_endpoint: str | None = None
     kv_events_replay: str | None = None
     kv_events_topic: str | None = None
@@ -79,6 +83,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "kv_cache_memory", "num_threads"):
+            self._at_least(name, 1)
+        for name in ("kv_host_memory", "kv_disk_size"):
             self._at_least(name, 1)
         for name in ("long_prefill_token_threshold", "max_logprobs", "max_waiting"):
             self._at_least(name, 0)
@@ -99,6 +105,11 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.kv_cache_memory is not None and self.num_blocks is not None:
             raise ParameterError("give kv_cache_memory or num_blocks, not both", param="num_blocks")
+        for name in ("kv_host_memory", "kv_disk"):
+            if getattr(self, name) is not None and not self.enable_prefix_caching:
+                raise ParameterError(f"{name} keeps cached prefixes: it needs prefix caching", param=name)
+        if self.kv_disk is not None and not self.kv_disk.strip():
+            raise ParameterError("kv_disk must name a folder", param="kv_disk")
         if self.enforce_eager and self.require_graphs:
             raise ParameterError("give enforce_eager or require_graphs, not both", param="require_graphs")
 

@@ -7,6 +7,9 @@
 | prompt_tokens_total, generation_tokens_total | counter | as in the `usage` of responses, summed |
 | prefix_cache_queries_total, prefix_cache_hits_total | counter | prompt tokens looked up, and found |
 | num_preemptions_total | counter | sequences that had to give their blocks back |
+| num_swaps_total | counter | those of them whose blocks were left in a lower tier to come back from |
+| host_cache_blocks, disk_cache_blocks | gauge | KV blocks kept below the device |
+| host_cache_hits_total, disk_cache_hits_total | counter | prompt tokens that came up from there |
 | graph_replays_total, eager_steps_total | counter | steps that replayed a captured graph, and all others |
 | lost_steps_total | counter | steps that ran out of device memory; their requests ended with an error |
 | reference_op{op} | gauge | 1 for each op that runs as a torch reference, for want of a kernel that can be built |
@@ -104,6 +107,8 @@ class Metrics:
             "num_requests_running": ("Sequences running", stats.num_running),
             "num_requests_waiting": ("Sequences waiting", stats.num_waiting),
             "kv_cache_usage_perc": ("Share of KV blocks in use", stats.num_used_blocks / self._num_blocks),
+            "host_cache_blocks": ("Blocks kept in host memory", stats.host_blocks),
+            "disk_cache_blocks": ("Blocks kept on disk", stats.disk_blocks),
         }
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=labels)
@@ -117,6 +122,9 @@ class Metrics:
             "num_preemptions": ("Preemptions", stats.num_preemptions),
             "graph_replays": ("Steps that replayed a captured graph", stats.graph_replays),
             "eager_steps": ("Steps that ran their operations one by one", stats.eager_steps),
+            "host_cache_hits": ("Prompt tokens that came up from host memory", stats.lifted_tokens),
+            "disk_cache_hits": ("Prompt tokens that came up from disk, then from host memory", stats.fetched_tokens),
+            "num_swaps": ("Preemptions that left their blocks in a lower tier", stats.num_swaps),
             "lost_steps": ("Steps that ran out of device memory", stats.lost_steps),
         }
         for name, (text, count) in counters.items():

@@ -42,7 +42,7 @@ SET: dict[str, Any] = {
 #: Settings that only a server has a use for; `serve` declares them itself.
 SERVE_ONLY = {"served_model_name", "max_waiting"}
 #: The other way of saying something in SET.
-OTHER_WAY = {"num_blocks", "require_graphs"}
+OTHER_WAY = {"num_blocks", "require_graphs", *(TIERS := {"kv_host_memory": 2**20, "kv_disk": "kv", "kv_disk_size": 9})}
 
 
 def parse(argv: list[str]) -> EngineArgs:
@@ -72,7 +72,8 @@ def test_no_options_give_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("more", [{}, {"max_model_len": "auto", "kv_cache_memory": None, "num_blocks": 12},
-                                  {"enforce_eager": False, "require_graphs": True}])  # fmt: skip
+                                  {"enforce_eager": False, "require_graphs": True},
+                                  {"enable_prefix_caching": True, **TIERS}])  # fmt: skip
 def test_written_settings_are_read_back(more: dict[str, Any]) -> None:
     wanted = EngineArgs(**{**SET, **more})
     assert parse(engine_argv(wanted)) == wanted

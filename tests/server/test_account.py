@@ -23,6 +23,13 @@ async def test_memory_by_owner_and_state() -> None:
         assert kv["shared_by_forks"] == {"forks": 2, "tokens": 30}
 
 
+async def test_tiers_below_the_device() -> None:
+    async with running() as server:
+        server.engine.answers["memory"] = {**BLOCKS, "host_slots": 9, "host_blocks": 4, "swaps": 1}
+        kv = (await server.http.get("/v1/memory")).json()["kv_cache"]
+        assert kv["tiers"] == {"host": {"slots": 9, "blocks": 4}, "disk": None}
+
+
 async def test_a_device_whose_blocks_cost_nothing() -> None:
     async with running() as server:
         server.engine.answers["memory"] = BLOCKS

@@ -189,6 +189,32 @@ AllowPickle = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
+KvHostMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Host memory for copies of KV blocks, such as 8GiB: prompts that begin with what the device's cache has "
+        "lost get it back from there instead of computing it. On a CPU this comes on top of --kv-cache-memory.",
+        rich_help_panel=MEMORY,
+    ),
+]
+KvDisk = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder for copies of KV blocks, which outlive the process. Several servers may share one. It holds what "
+        "prompts say, in another form: keep it as safe as the prompts.",
+        rich_help_panel=MEMORY,
+    ),
+]
+KvDiskSize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Most that --kv-disk may hold; what was used least recently is deleted. Default: 10GiB.",
+        rich_help_panel=MEMORY,
+    ),
+]
 KvEventsEndpoint = Annotated[
     str | None,
     typer.Option(

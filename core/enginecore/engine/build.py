@@ -4,9 +4,8 @@ weights are read."""
 from __future__ import annotations
 
 import logging
-import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -18,7 +17,8 @@ from enginecore.device import Backend, KVCacheSpec, ModelSpec
 from enginecore.device.select import SelectedDevice, create_backend, select_device
 from enginecore.engine.engine import Engine
 from enginecore.engine.graphs import capture_graphs, require_graphs
-from enginecore.engine.kv_events import EventPublisher
+from enginecore.engine.kv_events import EventPublisher, open_publisher
+from enginecore.engine.kv_transfer import allocate_caches, check_tiers, open_tiers
 from enginecore.engine.nearest import nearest_settings
 from enginecore.engine.resolve import (
     Choices,
@@ -54,6 +54,7 @@ class _Site:
     backend: Backend
     settings: Settings
     choices: Choices
+    kv_specs: list[KVCacheSpec] = field(default_factory=list)
     #: What the largest step took beside weights and cache, None as long as it is not measured.
     activation_bytes: int | None = None
 
@@ -66,8 +67,28 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
     """
     begun = time.perf_counter()
     site = _open_site(args, clock)
-    backend, selected = site.backend, site.selected
-    ops = Ops(backend.ops, strict=args.strict_ops)
+    check_tiers(site)
+    publisher = open_publisher(args, site.files.name)
+    try:
+        engine = _assemble(site, clock, publisher)
+    except BaseException:
+        if publisher is not None:
+            publisher.close()
+        raise
+    selected = site.selected
+    ready = ReadyInfo(
+        config=engine.config,
+        ledger=engine.ledger,
+        device_summary=f"{selected.device} ({selected.plugin.label})",
+        load_seconds=time.perf_counter() - begun,
+        details=dict(selected.probe.details) if selected.probe else {},
+    )
+    return engine, ready
+
+
+def _assemble(site: _Site, clock: Clock | None, publisher: EventPublisher | None) -> Engine:
+    backend = site.backend
+    ops = Ops(backend.ops, strict=site.args.strict_ops)
     if backend.runtime is not None:
         model, config, ledger, caches = _load_runtime(site)
     else:
@@ -90,17 +111,10 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
         backend.memory.release_kv(caches)
         backend.shutdown()
 
-    publisher = _open_publisher(args, site.files.name)
     engine = Engine(config, InprocExecutor(worker, release), clock, publisher, runner.grammars.store)
     engine.ledger = ledger
-    ready = ReadyInfo(
-        config=config,
-        ledger=ledger,
-        device_summary=f"{selected.device} ({selected.plugin.label})",
-        load_seconds=time.perf_counter() - begun,
-        details=dict(selected.probe.details) if selected.probe else {},
-    )
-    return engine, ready
+    engine.use_tiers(open_tiers(site, config, caches, engine.scheduler))
+    return engine
 
 
 def plan_engine(args: EngineArgs) -> ReadyInfo:
@@ -123,13 +137,6 @@ def plan_engine(args: EngineArgs) -> ReadyInfo:
     summary = f"{site.selected.device} ({site.selected.plugin.label})"
     seconds = time.perf_counter() - begun
     return ReadyInfo(config=config, ledger=ledger, device_summary=summary, load_seconds=seconds)
-
-
-def _open_publisher(args: EngineArgs, model: str) -> EventPublisher | None:
-    if args.kv_events_endpoint is None:
-        return None
-    topic = args.kv_events_topic or f"kv@{socket.gethostname()}@{args.served_model_name or model}"
-    return EventPublisher(args.kv_events_endpoint, topic, args.kv_events_replay)
 
 
 def _open_site(args: EngineArgs, clock: Clock | None) -> _Site:
@@ -251,7 +258,7 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
     )
     if not explicit and can_measure(backend):
         sizes = settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len
-        caches = _allocate_caches(backend, shape, specs, 1)
+        caches = allocate_caches(backend, shape, specs, 1)
         site.activation_bytes = measure_activations(model, backend, ops, caches, *sizes)
     config, ledger, specs = _size_paged(site, shape, before, model.weight_bytes)
     free = memory.memory_info().free_bytes
@@ -260,7 +267,7 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
             f"the KV cache needs {ledger['kv_cache']} bytes and {free} are free: other processes hold the rest",
             fix="stop them, or lower memory_utilization, kv_cache_memory or num_blocks",
         )
-    caches = _allocate_caches(backend, shape, specs, config.num_blocks)
+    caches = allocate_caches(backend, shape, specs, config.num_blocks)
     paged = PagedModel(model, backend, caches)
     graphed = capture_graphs(site, paged, graphs, ledger, config.max_model_len)
     return graphed, msgspec.structs.replace(config, choices=site.choices.made), ledger, caches
@@ -286,7 +293,7 @@ def _size_paged(
 ) -> tuple[EngineConfig, dict[str, int], list[KVCacheSpec]]:
     """The configuration, the ledger and what the cache holds, for weights of that many bytes."""
     max_model_len = resolve_max_model_len(site.args, shape.max_positions, site.choices)
-    specs = shape.kv_specs(site.args.block_size)
+    site.kv_specs = specs = shape.kv_specs(site.args.block_size)
     block_bytes = _block_bytes(site, specs)
     ledger = _ledger(site, shape, before, weight_bytes)
     num_blocks, max_model_len = fit_blocks(
@@ -294,19 +301,6 @@ def _size_paged(
     )
     ledger["kv_cache"] = num_blocks * block_bytes
     return _engine_config(site, shape.vocab_size, max_model_len, num_blocks), ledger, specs
-
-
-def _allocate_caches(
-    backend: Backend, shape: ModelShape, specs: list[KVCacheSpec], num_blocks: int
-) -> list[torch.Tensor]:
-    """One cache for each attention call, in the order of the calls."""
-    assert backend.attention is not None
-    pools = {}
-    for spec in specs:
-        layout = backend.attention.kv_cache_layout(spec)
-        pools[spec.num_kv_heads, spec.head_size] = backend.memory.allocate_kv(layout, num_blocks, spec.num_layers)
-    taken = {key: iter(pool) for key, pool in pools.items()}
-    return [next(taken[call.num_kv_heads, call.head_size]) for call in shape.calls]
 
 
 def _refuse_unsupported(site: _Site, shape: ModelShape) -> None:

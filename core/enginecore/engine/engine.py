@@ -11,11 +11,15 @@ from enginecore.engine.exhausted import lose_step
 from enginecore.engine.grammar_gate import GrammarGate
 from enginecore.engine.kv_events import EventPublisher
 from enginecore.errors import OutOfDeviceMemory
+from enginecore.kvcache.tiers import Tiers
 from enginecore.parallel.executor import Executor
 from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs
 from enginecore.runner.grammar import GrammarStore
 from enginecore.scheduler import Scheduler, SchedulerConfig
 from enginecore.scheduler.journal import Journal
+
+#: Longest wait for blocks from a lower tier when nothing else runs: new requests are not looked at meanwhile.
+MAX_WAIT_S = 0.01
 
 
 class Engine:
@@ -37,6 +41,10 @@ class Engine:
         self._graph_replays = self._eager_steps = self._lost_steps = 0
         #: Who owns which bytes of the device, for the log of a step that ran out of memory.
         self.ledger: dict[str, int] = {}
+
+    def use_tiers(self, tiers: Tiers | None) -> None:
+        """Keep blocks below the device, too. Before the first request."""
+        self.scheduler.tiers = tiers
 
     def add(self, request: EngineRequest) -> None:
         if request.grammar is None:
@@ -65,6 +73,9 @@ class Engine:
         outputs, self._refused = self._refused, []
         if self.scheduler.has_work():
             plan = self.scheduler.schedule()
+            if plan.empty and self.scheduler.wait_for_blocks(MAX_WAIT_S):
+                self._publish_events()
+                return StepOutputs(outputs, self.stats())
             try:
                 result = self.executor.execute(plan)
             except OutOfDeviceMemory as error:
@@ -101,9 +112,10 @@ class Engine:
         """What grammars are followed with; see `GrammarStore.use_tokenizer`."""
         self._grammars.use_tokenizer(serialized, eos_token_ids)
 
-    def when_idle(self) -> None:
-        """Nothing to do for a while: prepare what a request would have to wait for."""
+    def when_idle(self) -> bool:
+        """Nothing to do for a while: prepare what a request would have to wait for. Whether there is more to do."""
         self._grammars.warm_up()
+        return self.scheduler.tidy()
 
     def memory(self) -> dict[str, int]:
         """KV blocks by state, and the token slots that running sequences hold and use."""
@@ -116,6 +128,7 @@ class Engine:
             "tokens_held": stats.kv_tokens_held,
             "forks": stats.num_forks,
             "forked_tokens": stats.forked_tokens,
+            **self.scheduler.tier_figures(),
         }
 
     def explain(self, request_ids: list[str]) -> list[dict[str, Any]]:
@@ -125,6 +138,8 @@ class Engine:
 
     def shutdown(self) -> None:
         self._grammars.shutdown()
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.close()
         if self._publisher is not None:
             self._publisher.close()
         self.executor.shutdown()

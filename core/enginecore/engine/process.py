@@ -60,9 +60,10 @@ class EngineProcess:
 
     def _drain(self, *, block: bool) -> None:
         """Take in every command that is there; with `block`, wait for the first."""
-        if block and not self._inbox.poll(IDLE_MS):
-            self._engine.when_idle()
-            self._inbox.poll()
+        while block and not self._inbox.poll(IDLE_MS):
+            if not self._engine.when_idle():
+                self._inbox.poll()
+                break
         while not self._quit:
             try:
                 kind, body = self._inbox.recv_multipart(zmq.NOBLOCK)

@@ -146,3 +146,37 @@ class Tiering(Sharing):
         while tiers.saving(table.hashes[: table.num_published]):
             tiers.wait(1.0)
         return tiers.reach(table.hashes[: table.num_published])[0] > 0
+
+    # ---- for the engine ------------------------------------------------------------------------------------------
+
+    def wait_for_blocks(self, timeout: float) -> bool:
+        """When the plan is empty: wait until some block has come up, at most so long. False when none is on its way."""
+        if self.tiers is None or not self._lifts:
+            return False
+        self.tiers.wait(timeout)
+        return True
+
+    def tidy(self) -> bool:
+        """Take in what has been moved while nothing runs; whether something still is."""
+        self._take_in()
+        return self.tiers is not None and self.tiers.busy
+
+    def tier_figures(self) -> dict[str, int]:
+        """Blocks in lower tiers and what has been done with them, by name; empty without such tiers."""
+        tiers = self.tiers
+        if tiers is None:
+            return {}
+        counts = tiers.counts
+        figures = {
+            "host_slots": tiers.host.num_slots, "host_blocks": tiers.host.num_ready,
+            "host_evicted": tiers.host.evictions, "host_stored": counts.stored, "host_overtaken": counts.overtaken,
+            "host_no_room": counts.no_room, "host_loaded": counts.loaded, "swaps": self._counts.num_swaps,
+        }  # fmt: skip
+        if tiers.disk is not None:
+            disk = tiers.disk
+            figures |= {
+                "disk_blocks": disk.num_blocks, "disk_bytes": disk.num_bytes, "disk_limit": disk.limit,
+                "disk_written": counts.written, "disk_read": counts.fetched, "disk_failed": counts.fetch_failed,
+                "disk_damaged": disk.damaged, "disk_deleted": disk.deleted, "disk_writable": int(disk.writable),
+            }  # fmt: skip
+        return figures

@@ -37,6 +37,7 @@ async def memory(state: ServerState, request: Request) -> Response:
             "bytes": None if block_bytes is None else {name: count * block_bytes for name, count in blocks.items()},
             "running": {"slots_held": now["slots_held"], "tokens_held": now["tokens_held"]},
             "shared_by_forks": {"forks": now["forks"], "tokens": now["forked_tokens"]},
+            "tiers": {tier: _of_tier(now, tier) for tier in ("host", "disk")},
         },
         "why": [
             {"setting": name, "value": value, "reason": reason}
@@ -45,6 +46,12 @@ async def memory(state: ServerState, request: Request) -> Response:
         ],
     }
     return json_response(answer)
+
+
+def _of_tier(figures: dict[str, int], tier: str) -> dict[str, int] | None:
+    """What is below the device, without the tier's name; None for a tier that there is not."""
+    found = {name.removeprefix(f"{tier}_"): value for name, value in figures.items() if name.startswith(f"{tier}_")}
+    return found or None
 
 
 async def explain(state: ServerState, request: Request) -> Response:
