@@ -15,8 +15,8 @@ _HEAD = """# Kernels, compiled ahead of time
 Written by `python -m enginecore_triton.aot --write docs/kernels.md` (`make kernels`) on a machine without a GPU.
 Each cell: registers of a thread / KiB of shared memory of one program. "!" marks a kernel that does not compile, spills
 or does not fit; a run with one fails. A case appears once more, as "(default)", where the parts with the least shared
-memory are compiled with the default config. That a kernel compiles says nothing about its results or its speed: what has run on
-hardware is in the [support table](support.md).
+memory are compiled with the default config. That a kernel compiles says nothing about its results or its speed: what
+has run on hardware is in the [support table](support.md).
 
 """
 

@@ -12,18 +12,13 @@ Shape suffixes: T tokens, H query heads, K key-value heads, D head size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
 from enginecore.device.capabilities import AttentionQuery, Capabilities, Verdict, check_attention
 from enginecore.device.memory import KVCacheLayout, KVCacheSpec
 from enginecore.errors import UnsupportedError
-from enginecore.ops.torch_backend import TorchAttention
 
 from enginecore_triton.device import DeviceDescription
-from enginecore_triton.guard import guarded
 from enginecore_triton.launch import power_of_two
 from enginecore_triton.ops import blocks
 from enginecore_triton.ops._call import make_call
@@ -49,25 +44,20 @@ TRITON_CAPABILITIES = Capabilities(
 
 
 class TritonAttention(AttentionBackend):
-    """`capabilities` is what the plugin claims. `key_scales`, `value_scales` (float32, one a key-value head, or one in all)
-    are for fp8 caches; without them the scale is 1. A verdict is `unverified` unless `verified` says that these kernels
-    passed the conformance kit on this architecture.
-
-    A kernel that does not compile is replaced by the core's torch attention on the same device: logged once, counted in
-    `fallbacks`; with `strict` it is an error.
+    """`capabilities` is what the plugin claims. `key_scales`, `value_scales` (float32, one a key-value head, or one in
+    all) are for fp8 caches; without them the scale is 1. A verdict is `unverified` unless `verified` says that these
+    kernels passed the conformance kit on this architecture.
     """
 
     def __init__(
         self, device: DeviceDescription, capabilities: Capabilities | None = None, *, verified: bool = False,
-        strict: bool = False, key_scales: torch.Tensor | None = None, value_scales: torch.Tensor | None = None,
+        key_scales: torch.Tensor | None = None, value_scales: torch.Tensor | None = None,
     ) -> None:  # fmt: skip
         self.device = device
         self.capabilities = capabilities or TRITON_CAPABILITIES
-        self.fallbacks: dict[str, int] = {}
-        self._verified, self._strict = verified, strict
+        self._verified = verified
         self._scales = (key_scales, value_scales)
         self._ready_scales: dict[tuple[int, torch.device], tuple[torch.Tensor, torch.Tensor]] = {}
-        self._torch = TorchAttention(self.capabilities)
 
     def supports(self, query: AttentionQuery) -> Verdict:
         reasons = check_attention(self.capabilities, query)
@@ -93,12 +83,9 @@ class TritonAttention(AttentionBackend):
     def reshape_and_cache(
         self, key_TKD: torch.Tensor, value_TKD: torch.Tensor, kv_cache: torch.Tensor, slot_mapping_T: torch.Tensor
     ) -> None:
-        scales = self._scales_for(kv_cache, key_TKD.shape[1])
-        self._guarded(
-            "reshape_and_cache",
-            lambda: reshape_and_cache(key_TKD, value_TKD, kv_cache, slot_mapping_T, *scales),
-            lambda: self._torch.reshape_and_cache(key_TKD, value_TKD, self._plain(kv_cache), slot_mapping_T),
-        )
+        reshape_and_cache(
+            key_TKD, value_TKD, kv_cache, slot_mapping_T, *self._scales_for(kv_cache, key_TKD.shape[1])
+        )  # fmt: skip
 
     def forward(
         self,
@@ -113,11 +100,7 @@ class TritonAttention(AttentionBackend):
             return out
         if out.stride(-1) != 1:
             raise UnsupportedError("out_THD must be contiguous over the head size")
-        self._guarded(
-            "attention",
-            lambda: self._attend(query_THD, kv_cache, metadata, params, out),
-            lambda: self._torch.forward(query_THD, self._plain(kv_cache), metadata, params, out),
-        )
+        self._attend(query_THD, kv_cache, metadata, params, out)
         return out
 
     def _attend(
@@ -136,9 +119,7 @@ class TritonAttention(AttentionBackend):
             paged_decode(call, out, 1, device=self.device)
 
     def copy_blocks(self, caches: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
-        self._guarded(
-            "copy_blocks", lambda: blocks.copy_blocks(caches, pairs), lambda: self._torch.copy_blocks(caches, pairs)
-        )
+        blocks.copy_blocks(caches, pairs)
 
     def swap_blocks(self, src: list[torch.Tensor], dst: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
         blocks.swap_blocks(src, dst, pairs)
@@ -154,15 +135,6 @@ class TritonAttention(AttentionBackend):
                 _one_a_head(self._scales[1], kv_heads, kv_cache.device),
             )
         return self._ready_scales[key]
-
-    def _plain(self, kv_cache: torch.Tensor) -> torch.Tensor:
-        """The cache as the core's torch attention wants it: [blocks, 2, block_size, K, D], a view."""
-        if kv_cache.dtype == torch.int8 or any(scale is not None for scale in self._scales):
-            raise UnsupportedError("a KV cache with scales has no fallback: its kernels must compile")
-        return kv_cache.transpose(2, 3)
-
-    def _guarded(self, name: str, run: Callable[[], Any], instead: Callable[[], Any]) -> None:
-        guarded(name, run, instead, self.fallbacks, self._strict)
 
 
 def _one_a_head(scales: torch.Tensor | None, kv_heads: int, device: torch.device) -> torch.Tensor:

@@ -6,7 +6,6 @@ from typing import Any
 
 from enginecore_triton.configs import Config
 
-
 _NO_CONFIG = Config()
 
 

@@ -11,8 +11,8 @@ KIB = 1024
 class Target:
     """`backend` and `arch` are Triton's; `shared_bytes` is the most that one program may take.
 
-    Figures: CUDA C++ programming guide, table "technical specifications per compute capability" (less 1 KiB a block that
-    the driver keeps); LDS sizes from AMD's instruction set guides for CDNA 2, 3 and 4 and RDNA 3.
+    Figures: CUDA C++ programming guide, table "technical specifications per compute capability" (less 1 KiB a block
+    that the driver keeps); LDS sizes from AMD's instruction set guides for CDNA 2, 3 and 4 and RDNA 3.
     """
 
     name: str

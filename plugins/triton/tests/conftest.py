@@ -1,4 +1,4 @@
-"""Kernels run under Triton's interpreter here. The setting counts only before Triton is imported, for a whole process."""
+"""Kernels run under Triton's interpreter here. The setting counts for a whole process, before Triton is imported."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ def interpreter() -> None:
 
     if not isinstance(tl.cdiv, InterpretedFunction) and not isinstance(tl.sum, InterpretedFunction):
         pytest.fail(
-            f"Triton was loaded without its interpreter by {sys.argv[0]}; set TRITON_INTERPRET=1 and run the tests again"
+            f"{sys.argv[0]} loaded Triton without its interpreter; set TRITON_INTERPRET=1 and run the tests again"
         )

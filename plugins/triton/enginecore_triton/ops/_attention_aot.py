@@ -20,8 +20,11 @@ _FEATURES = {
     "sinks_ptr": "*bf16:16", "slopes_ptr": "*fp32:16", "soft_cap": "fp32", "window": "i32",
     "key_scale_ptr": "*fp32:16", "value_scale_ptr": "*fp32:16",
 }  # fmt: skip
-_TYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16", "float8_e4m3fn": "u8", "float8_e5m2": "u8", "int8": "i8"}
-_ITEMS = {"float32": 4, "bfloat16": 2, "float16": 2, "float8_e4m3fn": 1, "float8_e5m2": 1, "int8": 1}
+#: dtype -> (Triton's name of what the kernel reads, bytes).
+_TYPES = {
+    "float32": ("fp32", 4), "bfloat16": ("bf16", 2), "float16": ("fp16", 2), "float8_e4m3fn": ("u8", 1),
+    "float8_e5m2": ("u8", 1), "int8": ("i8", 1),
+}  # fmt: skip
 _NATIVE = frozenset({"sm_89", "sm_90", "sm_100", "gfx950"})
 
 
@@ -34,20 +37,21 @@ def _case(
     quantised = kv.startswith("float8")
     used = set(features) | ({"key_scale_ptr", "value_scale_ptr"} if quantised else set())
     signature = {**_POINTERS, **_STRIDES, **_SCALARS, **{name: _FEATURES[name] for name in used}}
-    signature["q_ptr"] = signature["out_ptr"] = f"*{_TYPES[dtype]}:16"
-    signature["cache_ptr"] = f"*{_TYPES[kv]}:16"
+    signature["q_ptr"] = signature["out_ptr"] = f"*{_TYPES[dtype][0]}:16"
+    signature["cache_ptr"] = f"*{_TYPES[kv][0]}:16"
     block_d = power_of_two(size, 16)
     words = [dtype, *([f"{kv} cache"] if kv != dtype else []), *(["hardware fp8"] if native else []), f"head {size}",
              f"{group} to 1", *(name.removesuffix("_ptr").replace("_", " ") for name in features),
-             *([] if causal else ["non-causal"]), *([f"blocks of {block_size}"] if block_size != 16 else [])]  # fmt: skip
+             *([] if causal else ["non-causal"]),
+             *([f"blocks of {block_size}"] if block_size != 16 else [])]  # fmt: skip
     return AotCase(
         name=", ".join(words), kernel=kernel, signature=signature, config=config,
-        sizes={"head_size": block_d, "itemsize": _ITEMS[dtype], "kv_itemsize": _ITEMS[kv]},
+        sizes={"head_size": block_d, "itemsize": _TYPES[dtype][1], "kv_itemsize": _TYPES[kv][1]},
         only=_NATIVE if native else None,
         constants={
             **{name: None for name in _FEATURES if name not in used}, "GROUP": group, "CAUSAL": causal,
             "HEAD_SIZE": size, "BLOCK_D": block_d, "BLOCK_SIZE": block_size,
-            "FORMAT": kv if _ITEMS[kv] == 1 else "float", "NATIVE_FP8": native,
+            "FORMAT": kv if _TYPES[kv][1] == 1 else "float", "NATIVE_FP8": native,
             "PRECISION": "ieee" if dtype == "float32" else "tf32", **constants,
         },
     )  # fmt: skip

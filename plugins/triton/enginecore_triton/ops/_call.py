@@ -16,8 +16,7 @@ _BYTES = {torch.float8_e4m3fn: "float8_e4m3fn", torch.float8_e5m2: "float8_e5m2"
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """`cache` is [blocks, 2, K, block_size, D], fp8 seen as bytes; for int8 see `ops/_tile.py`. `strides`: token and head
-    of the query; block, side and head of the cache; row of the block table."""
+    """`cache` is [blocks, 2, K, block_size, D], fp8 seen as bytes; for int8 see `ops/_tile.py`."""
 
     query: torch.Tensor
     cache: torch.Tensor
@@ -56,10 +55,8 @@ class AttentionCall:
 
     @property
     def strides(self) -> tuple[int, ...]:
-        return (
-            self.query.stride(0), self.query.stride(1), self.cache.stride(0), self.cache.stride(1), self.cache.stride(2),
-            self.block_table.stride(0),
-        )  # fmt: skip
+        """Token and head of the query; block, side and head of the cache; row of the block table."""
+        return (*self.query.stride()[:2], *self.cache.stride()[:3], self.block_table.stride(0))
 
     @property
     def precision(self) -> str:

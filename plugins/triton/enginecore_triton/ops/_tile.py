@@ -18,10 +18,10 @@ LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 @triton.jit
 def unpack(raw, FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr, dtype: tl.constexpr):
-    """Cached numbers as `dtype`. In software e4m3 comes out 2^-8 too small: see `format_factor`.
+    """Cached numbers as `dtype`. In software e4m3 comes out 2^-8 too small: see `load_scale`.
 
-    An e4m3 moved into the bits of a float16 keeps its value, denormals included, but for the difference of the exponents'
-    biases (15 - 7); an e5m2 is the upper half of a float16.
+    An e4m3 moved into the bits of a float16 keeps its value, denormals included, but for the difference of the biases
+    of the exponents (15 - 7); an e5m2 is the upper half of a float16.
     """
     if FORMAT == "float8_e4m3fn":
         if NATIVE_FP8:

@@ -70,7 +70,8 @@ def supports(query: OpQuery, device: DeviceDescription) -> list[str]:
 
 
 def aot_cases() -> list[AotCase]:
-    signature = {"x_ptr": "*bf16:16", "out_ptr": "*bf16:16", "stride_x": "i32:16", "stride_out": "i32:16", "size": "i32:16"}
+    sizes = dict.fromkeys(("stride_x", "stride_out", "size"), "i32:16")
+    signature = {"x_ptr": "*bf16:16", "out_ptr": "*bf16:16", **sizes}
     return [
         AotCase(
             name=act, kernel=_act_and_mul, signature=signature, constants={"ACT": act, "BLOCK": _BLOCK},

@@ -80,5 +80,5 @@ def merge_runs(pairs: list[tuple[int, int]]) -> list[tuple[int, int, int]]:
 
 def aot_cases() -> list[AotCase]:
     signature = {"caches_ptr": "*i64:16", "pairs_ptr": "*i64:16", "words": "i32:16"}
-    options = {"num_warps": 8}
-    return [AotCase(name="copy", kernel=_copy_blocks, signature=signature, constants={"BLOCK": _WORDS}, options=options)]
+    constants, options = {"BLOCK": _WORDS}, {"num_warps": 8}
+    return [AotCase(name="copy", kernel=_copy_blocks, signature=signature, constants=constants, options=options)]

@@ -1,16 +1,18 @@
 """Paged attention for a few tokens of each sequence, its context cut into parts that run side by side.
 
-One program takes the query heads of one key-value head, for all tokens of the sequence in this step, over one part of the
-context: grouped heads share every load. With more than one part, each writes its unnormalised-by-others result and the log
-of its sum, and `merge_parts` joins them. (Flash-decoding: Dao and others, 2023.)
+One program takes the query heads of one key-value head, for all tokens of the sequence in this step, over one part of
+the context: grouped heads share every load. With more than one part, each writes its own result and the logarithm of its
+sum, and `merge_parts` joins them. (Flash-decoding: Dao and others, 2023.)
 
-    context   |---- part 0 ----|---- part 1 ----|-- part 2 --|        parts of equal length, from the sequence's own length
-    programs   (K, part, sequence): neighbours in the launch read neighbouring heads of the same blocks
+    context   |---- part 0 ----|---- part 1 ----|-- part 2 --|     equal parts of the sequence's own length
+    programs  (K, part, sequence): neighbours in the launch read neighbouring heads of the same blocks
 
 Shape suffixes: T tokens, S sequences, H query heads, K key-value heads, D head size, M rows (tokens x grouped heads).
 """
 
 from __future__ import annotations
+
+from functools import cache
 
 import torch
 import triton
@@ -28,7 +30,7 @@ from enginecore_triton.ops.merge_parts import merge_parts, part_length
 #: Tokens of one sequence in a step up to which this kernel takes it: a token, or a token and its drafts.
 MAX_QUERY = 8
 #: A part shorter than this costs more to merge than it gains.
-LEAST_PART = 256
+LEAST_PART = 128
 
 
 @triton.jit(do_not_specialize=["num_parts", "window"])
@@ -70,7 +72,7 @@ def _paged_decode(
 
     top_M = tl.full([BLOCK_M], float("-inf"), tl.float32)
     total_M = tl.zeros([BLOCK_M], tl.float32)
-    if sinks_ptr is not None:
+    if sinks_ptr is not None:  # noqa: SIM102 (the first is settled when this is compiled)
         if part == 0:  # a sink is one more key without a value, and must count once
             top_M = tl.load(sinks_ptr + head_M, mask=valid_M, other=0.0).to(tl.float32) * LOG2E
             total_M += 1.0
@@ -113,27 +115,32 @@ def _paged_decode(
         tl.store(out_pointers, out_MD.to(out_ptr.dtype.element_ty), mask=mask_MD)
 
 
+@cache
 def parts_for(sequences: int, kv_heads: int, longest: int, group: int, itemsize: int, device: DeviceDescription) -> int:
     """Into how many parts to cut each context, from what the host knows.
 
-    The cheapest of a simple model: time goes with the fullest multiprocessor (`resident` programs at once on each), and
-    every part adds what writing and reading its float32 result costs beside the keys and values it reads.
+    The cheapest of a simple model. Programs fill the multiprocessors in waves; those of a last, partial wave share the
+    memory's bandwidth among fewer and are quicker, down to `_LONELY` of a wave. Every part adds what writing and
+    reading its float32 result costs, as a fraction of the keys and values that are read anyway.
     """
     slots = device.multiprocessors * _RESIDENT
     most = max(1, min(cdiv(longest, LEAST_PART), _MOST_PARTS))
     merge = group * 8 / (max(longest, 1) * 2 * itemsize)
     best, cheapest = 1, float("inf")
     for parts in range(1, most + 1):
-        programs = sequences * kv_heads * parts
-        cost = (cdiv(programs, slots) * slots / programs) * (1 + (parts * merge if parts > 1 else 0))
-        if cost < cheapest * 0.97:  # more parts must be worth it
+        waves = sequences * kv_heads * parts / slots
+        rest = waves % 1
+        cost = (waves - rest + (max(rest, _LONELY) if rest else 0)) / waves + (parts * merge if parts > 1 else 0)
+        if cost < cheapest * 0.98:  # more parts must be worth it
             best, cheapest = parts, cost
     return best
 
 
 #: Programs of this kernel that a multiprocessor is expected to hold at once, and the most parts of a context.
-_RESIDENT = 2
+_RESIDENT = 3
 _MOST_PARTS = 64
+#: How long a wave of a few programs takes, against a full one.
+_LONELY = 0.6
 
 
 def paged_decode(call: AttentionCall, out_THD: torch.Tensor, queries: int, *, device: DeviceDescription) -> None:
@@ -157,7 +164,8 @@ def paged_decode(call: AttentionCall, out_THD: torch.Tensor, queries: int, *, de
         PRECISION=call.precision, LEAST=least, BLOCK_M=power_of_two(group * queries, 16), **config.keywords,
     )  # fmt: skip
     if parts > 1:
-        merge_parts(part, log, call.seq_lens, call.query_start_loc, out_THD, call.window, config.constants["BLOCK_N"], least)
+        tile = config.constants["BLOCK_N"]
+        merge_parts(part, log, call.seq_lens, call.query_start_loc, out_THD, call.window, tile, least)
 
 
 def aot_cases() -> list[AotCase]:

@@ -1,9 +1,9 @@
 """Paged attention for prompts and their chunks: causal over a cached prefix, sequences of any length in one launch.
 
-One program takes BLOCK_Q tokens of one sequence with all query heads of one key-value head: rows are (token, grouped head),
-so grouped heads share every load. Sequence i has its blocks from query_start_loc[i] // BLOCK_Q + i on; the host, which does
-not know the lengths, launches T // BLOCK_Q + S programs, and those past a sequence's end stop at once. The last blocks of a
-prompt see most and are launched first.
+One program takes BLOCK_Q tokens of one sequence with all query heads of one key-value head: rows are (token, grouped
+head), so grouped heads share every load. Sequence i has its blocks from query_start_loc[i] // BLOCK_Q + i on; the host,
+which does not know the lengths, launches T // BLOCK_Q + S programs, and those past a sequence's end stop at once. The
+last blocks of a prompt see most and are launched first.
 
 Shape suffixes: T tokens, S sequences, H query heads, K key-value heads, D head size, M rows (tokens x grouped heads).
 """

@@ -1,7 +1,7 @@
 """Write the keys and values of a step into their slots, in the cache's dtype. One program a token.
 
-The layout of the cache is that of `ops/_tile.py`. fp8 codes are rounded to nearest, ties to even, and saturate; int8 gets
-a scale of its own for each token and head.
+The layout of the cache is that of `ops/_tile.py`. fp8 codes are rounded to nearest, ties to even, and saturate; int8
+gets a scale of its own for each token and head.
 
 Shape suffixes: T tokens, K key-value heads, D head size.
 """
@@ -24,8 +24,8 @@ _TILE = 4096
 def pack_fp8(x, MANTISSA: tl.constexpr, BIAS: tl.constexpr, LARGEST: tl.constexpr):
     """float32 to the bits of a sign, exponent and `MANTISSA` bits; NaN becomes all ones below the sign.
 
-    Normal numbers are rounded in their bits; for the rest, adding a power of two whose last place is the format's smallest
-    number makes the hardware round, and the code is what that adds to the power's bits.
+    Normal numbers are rounded in their bits; for the rest, adding a power of two whose last place is the format's
+    smallest number makes the hardware round, and the code is what that adds to the power's bits.
     """
     bits = x.to(tl.int32, bitcast=True)
     sign = (bits >> 24) & 0x80

@@ -22,7 +22,8 @@ _TILE = 2048
 
 @triton.jit
 def _turn(
-    x_ptr, stride_head, head_B, heads, cos_N, sin_N, HALF: tl.constexpr, BLOCK_N: tl.constexpr, INTERLEAVED: tl.constexpr
+    x_ptr, stride_head, head_B, heads, cos_N, sin_N, HALF: tl.constexpr, BLOCK_N: tl.constexpr,
+    INTERLEAVED: tl.constexpr,
 ):  # fmt: skip
     offs_N = tl.arange(0, BLOCK_N)
     mask_BN = (head_B < heads)[:, None] & (offs_N < HALF)[None, :]
