@@ -81,7 +81,10 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
         ledger=engine.ledger,
         device_summary=f"{selected.device} ({selected.plugin.label})",
         load_seconds=time.perf_counter() - begun,
-        details=dict(selected.probe.details) if selected.probe else {},
+        details={
+            **(selected.probe.details if selected.probe else {}),
+            "batch_invariant": site.backend.capabilities.batch_invariant,
+        },
     )
     return engine, ready
 
