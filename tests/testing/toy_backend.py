@@ -26,6 +26,7 @@ from enginecore.device import (
     GraphKey,
     GraphRunner,
     GraphSupport,
+    GroupSpec,
     Impl,
     KVCacheLayout,
     KVCacheSpec,
@@ -39,6 +40,8 @@ from enginecore.errors import DriverMissingError
 from enginecore.ops.reference import REFERENCE
 from enginecore.testing import ConformanceProfile, DeclaredGap, PerformanceFloor
 
+from tests.testing.toy_group import OneRank, ToyGroup
+
 CAPABILITIES = Capabilities(
     dtypes=frozenset({"float32", "bfloat16"}),
     kv_dtypes=frozenset({"float32", "bfloat16"}),
@@ -49,6 +52,8 @@ CAPABILITIES = Capabilities(
     graph_support=GraphSupport.ALWAYS,
     per_process_accounting=True,
     batch_invariant=True,
+    max_world_size=2,
+    ranks_share_device=True,
 )
 
 
@@ -287,35 +292,6 @@ class ToyGraphs(GraphRunner):
         self.held = 0
 
 
-class OneRank(Communicator):
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * 2 if self.fault == "all_reduce_doubles" else tensor
-
-    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        return tensor
-
-    def reduce_scatter(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        return tensor
-
-    def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
-        return tensor
-
-    def send(self, tensor: torch.Tensor, dst: int) -> None:
-        raise ValueError("there is one rank only")
-
-    def recv(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
-        raise ValueError("there is one rank only")
-
-    def barrier(self) -> None:
-        return None
-
-    def destroy(self) -> None:
-        return None
-
-
 class ToyEvent:
     def record(self) -> None:
         return None
@@ -345,6 +321,9 @@ class ToyBackend(Backend):
     def set_device(self, index: int) -> None:
         if index != 0 and self.fault != "accepts_any_device":
             raise DriverMissingError(f"there is one toy; {index} does not exist")
+
+    def communicator(self, group: GroupSpec) -> Communicator:
+        return ToyGroup(group, self.fault)
 
     def synchronize(self) -> None:
         if self.attention.copying is not None:

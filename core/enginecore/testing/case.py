@@ -39,6 +39,14 @@ class FalseClaim(AssertionError):
     """The backend contradicts its own claim."""
 
 
+class ProcessDied(Exception):
+    """A process that the case has started ended in the middle of its work."""
+
+
+class ProcessHung(Exception):
+    """A process that the case has started did not answer in time; it was killed."""
+
+
 class CaseContext:
     """What a case works with: the backend, its profile, a generator seeded by the case's id, and the judgements."""
 
