@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -110,6 +111,9 @@ class FakeRuntime:
 
     def device(self) -> torch.device:
         return torch.device("cpu")
+
+    def properties(self) -> Any:
+        return SimpleNamespace(name="a fake", total_memory=self.total)
 
     def memory_info(self) -> tuple[int, int]:
         return self.total - self.others - self.reserved - self.cached, self.total

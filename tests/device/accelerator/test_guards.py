@@ -117,6 +117,19 @@ def test_attention_is_rehearsed_when_it_is_asked_and_replaced_whole() -> None:
     assert attention.kv_cache_layout is not None and len(attention.kv_cache_layout(_spec()).shape) == 5
 
 
+def test_kernels_that_replace_themselves_call_after_call_are_replaced_whole() -> None:
+    class Patient(Kernels):
+        fallbacks: dict[str, int] = {}
+
+        def forward(self, query_THD: Any, kv_cache: Any, metadata: Any, params: Any, out_THD: Any = None) -> Any:
+            self.fallbacks["attention"] = self.fallbacks.get("attention", 0) + 1
+            return super().forward(query_THD, kv_cache, metadata, params, out_THD)
+
+    attention = guarded_attention(Patient(()), TorchAttention(), cannot_build, DEVICE)
+    assert attention.supports(QUERY)
+    assert "they are attention" in str(attention.reference_reason())
+
+
 def _spec() -> Any:
     from enginecore.device import KVCacheSpec
 

@@ -5,7 +5,7 @@ methods) and puts these parts together in its `Backend`. Nothing here knows whic
 before a part is used, so that all of it can be tried on a machine without one (see `Runtime`).
 """
 
-from enginecore.device.accelerator.backend import AcceleratorBackend
+from enginecore.device.accelerator.backend import AcceleratorBackend, collectives_of
 from enginecore.device.accelerator.graphs import GraphCaptureError, PooledGraphs
 from enginecore.device.accelerator.guards import GuardedAttention, GuardedOps, KernelBuildError, guarded_attention
 from enginecore.device.accelerator.memory import PooledMemory
@@ -24,5 +24,6 @@ __all__ = [
     "Runtime",
     "TorchRuntime",
     "Transfer",
+    "collectives_of",
     "guarded_attention",
 ]

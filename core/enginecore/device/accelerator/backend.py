@@ -14,12 +14,22 @@ if TYPE_CHECKING:
     import torch
 
 
+def collectives_of(library: str) -> str | None:
+    """`library` if this torch was built with it None otherwise."""
+    import torch.distributed as distributed
+
+    return library if distributed.is_available() and distributed.is_backend_available(library) else None
+
+
 class AcceleratorBackend(Backend):
     """A plugin's backend calls `super().__init__`, then sets capabilities, memory, attention, ops and graphs.
 
+    `collective_backend` is torch.distributed's name for the device's library of collectives, None without one.
     `name` is the device's short name and `hint` what to say of an index that does not exist (a mask of visible devices,
     say).
     """
+
+    collective_backend: str | None = None
 
     def __init__(self, name: str, runtime: Runtime, index: int, hint: str = "") -> None:
         self.name, self.runtime_api, self._hint = name, runtime, hint

@@ -7,7 +7,6 @@ before weights are read and before the cache has a layout.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -21,8 +20,6 @@ from enginecore.errors import DeviceError
 
 if TYPE_CHECKING:
     import torch
-
-logger = logging.getLogger(__name__)
 
 Swap = Callable[["list[torch.Tensor]", "list[torch.Tensor]", "list[tuple[int, int]]"], None]
 #: Whether an error says that a kernel could not be built, and nothing has run.
@@ -79,7 +76,8 @@ class GuardedOps(OpTable):
 
 
 class GuardedAttention(AttentionBackend):
-    """`kernels`, or `reference` for everything once one of the kernels could not be built.
+    """`kernels`, or `reference` for everything once one of the kernels could not be built. Kernels that replace what
+    cannot be built by themselves, call after call, say so in a dict `fallbacks`.
 
     `swap` takes the place of the kernels' own swap_blocks (a `BlockMover`'s, say); `device` is where to rehearse.
     """
@@ -114,15 +112,18 @@ class GuardedAttention(AttentionBackend):
         self._rehearsed.add(query)
         try:
             rehearse(self._chosen, query, self._device)
+            replaced: dict[str, int] = getattr(self._chosen, "fallbacks", {})
+            failure = "they are " + ", ".join(replaced) if replaced else None
         except Exception as error:
             if not self._cannot_build(error):
                 raise
-            self._reason = f"a kernel for {query.dtype}, head size {query.head_size} cannot be built: {_line(error)}"
-            logger.warning("attention runs as the torch reference: %s", self._reason)
-            self._chosen = self._reference
-            self._bind()
-            return self._reference.supports(query)
-        return verdict
+            failure = _line(error)
+        if failure is None:
+            return verdict
+        self._reason = f"kernels for {query.dtype}, head size {query.head_size} cannot be built: {failure}"
+        self._chosen = self._reference
+        self._bind()
+        return self._reference.supports(query)
 
     def kv_cache_layout(self, spec: KVCacheSpec) -> KVCacheLayout:
         return self._chosen.kv_cache_layout(spec)

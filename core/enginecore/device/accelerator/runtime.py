@@ -48,6 +48,9 @@ class Runtime(Protocol):
 
     def device(self) -> torch.device: ...
 
+    def properties(self) -> Any:
+        """What torch tells of the device: name, sizes, architecture."""
+
     def memory_info(self) -> tuple[int, int]:
         """(free, total) of the device or the partition of it that this process sees, over all processes."""
 
