@@ -45,11 +45,12 @@ class TokenizerLike(Protocol):
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     """What a route asks of the answer beyond the sampling parameters: a checked grammar, a bound on thinking, and
-    special tokens whose text is wanted although special tokens are not."""
+    special tokens whose text is wanted although special tokens are not. `opened`: the prompt has begun the thinking."""
 
     grammar: str | None = None
     thinking: Thinking | None = None
     shown_tokens: frozenset[int] = frozenset()
+    opened: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,11 @@ class Group:
         self.hide_logprobs = self.ranked and params.logprobs is None
         shown = msgspec.structs.replace(params, logprobs=0) if self.hide_logprobs else params
         keep = self.kind != "delta"
-        self.sequences = [SequenceOutput(i, shown, table, stops, keep_whole=keep) for i in range(request.num_sequences)]
+        tokens = request.form.shown_tokens
+        self.sequences = [
+            SequenceOutput(i, shown, table, stops, keep_whole=keep, shown_tokens=tokens)
+            for i in range(request.num_sequences)
+        ]
         self.news: list[CompletionOutput] = []
 
     @property

@@ -1,4 +1,4 @@
-"""Reasoning models: where their thinking begins and ends, as data, and a parser that takes it apart from the answer."""
+"""Reasoning models: where their thinking begins and ends, as data, and a parser that splits it off the answer."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from enginecore.frontend.stop import StopAutomaton
 from enginecore.frontend.tools.marks import MarkFinder
 from enginecore.frontend.tools.pieces import AnswerParser, Piece
-
 
 #: Thinking that begins later than this is none.
 MAX_LEADING_SPACE = 256
@@ -79,6 +78,14 @@ class ReasoningParser:
         self._held = ""
         self._leading = True
 
+    @property
+    def num_calls(self) -> int:
+        return self._rest.num_calls
+
+    @property
+    def in_call(self) -> bool:
+        return self._rest.in_call
+
     def feed(self, text: str) -> list[Piece]:
         if self._state == "start":
             text = self._look_for_start(text)
@@ -132,6 +139,7 @@ class TextParser:
     """Everything is text."""
 
     num_calls = 0
+    in_call = False
 
     def feed(self, text: str) -> list[Piece]:
         return [Piece("text", text)] if text else []

@@ -46,3 +46,41 @@ def prepared(schema: Any) -> Any:
         if isinstance(result.get("enum"), list) and None not in result["enum"]:
             result["enum"] = [*result["enum"], None]
     return result
+
+
+def closed(schema: Any) -> Any:
+    """The parameters of a tool with no members beyond those that are named, where the schema leaves that open: a model
+    that is forced to call should not make up others. Left as it is where parts of a schema are put together, since what
+    one part does not name another may."""
+    return _closed(schema) if not _has_combinations(schema) else schema
+
+
+def _has_combinations(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_combinations, value))
+    if not isinstance(value, dict):
+        return False
+    combines = "allOf" in value or ("properties" in value and any(name in value for name in ("anyOf", "oneOf", "$ref")))
+    return combines or any(map(_has_combinations, value.values()))
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(schema)
+    for name in _SCHEMA_LISTS:
+        if isinstance(result.get(name), list):
+            result[name] = [_closed(each) for each in result[name]]
+    for name in _SCHEMA_MAPS:
+        if isinstance(result.get(name), dict):
+            result[name] = {key: _closed(each) for key, each in result[name].items()}
+    for name in ("items", "additionalProperties"):
+        if isinstance(result.get(name), (dict, list)):
+            result[name] = _closed(result[name])
+    properties, required = result.get("properties"), result.get("required") or []
+    named = isinstance(properties, dict) and isinstance(required, list) and set(map(str, required)) <= set(properties)
+    if named and "patternProperties" not in result:
+        result.setdefault("additionalProperties", False)
+    return result

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -52,8 +53,9 @@ CASES: list[tuple[str, str, Expected]] = [
     ("mistral_v11", f"Hm.[TOOL_CALLS]weather[ARGS]{ARGS}[TOOL_CALLS]now[CALL_ID]123456789[ARGS]{{}}", ("Hm.", TWO)),
     ("mistral_v11", f"[TOOL_CALLS]weather{ARGS}", ("", ONE)),
     ("deepseek_v3",
-     f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{ARGS}\n```<｜tool▁call▁end｜>\n"
-     "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", ("", TWO)),
+     f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{ARGS}\n"
+     "```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n"
+     "```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", ("", TWO)),
     ("deepseek_v31",
      f"Ok.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{ARGS}<｜tool▁call▁end｜>"
      "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", ("Ok.", TWO)),
@@ -104,8 +106,8 @@ def test_right_and_the_same_for_every_cut(name: str, answer: str, expected: Expe
         assert taken_apart(parser(name), [answer[:cut], answer[cut:]]) == whole, (answer[:cut], answer[cut:])
 
 
-MARKS = sorted({mark for style in BY_NAME.values() for mark in (*style.special, '{"name": "now", "arguments": ', "[now(",
-               "<function=now>", "<parameter=a>", "</parameter>", "</function>")})  # fmt: skip
+PARTS = ('{"name": "now", "arguments": ', "[now(", "<function=now>", "<parameter=a>", "</parameter>", "</function>")
+MARKS = sorted({mark for style in BY_NAME.values() for mark in style.special} | set(PARTS))
 SOUP = st.lists(
     st.one_of(st.sampled_from(MARKS), st.sampled_from(list('{}[]":, \n\\ax(1)=<|')), st.sampled_from([CALL, NOW])),
     max_size=12,
@@ -117,7 +119,7 @@ SOUP = st.lists(
 def test_any_soup_of_marks_is_the_same_for_any_cuts(name: str, answer: str, cuts: list[int]) -> None:
     whole = taken_apart(parser(name), [answer])
     places = [0, *sorted(cut for cut in cuts if cut < len(answer)), len(answer)]
-    assert taken_apart(parser(name), [answer[a:b] for a, b in zip(places, places[1:], strict=False)]) == whole
+    assert taken_apart(parser(name), [answer[a:b] for a, b in itertools.pairwise(places)]) == whole
     assert taken_apart(parser(name), list(answer)) == whole
 
 
@@ -176,8 +178,10 @@ THINK = REASONING["think"]
         ("\n<think>a</think>", False, [("reasoning", "a")]),
         ("No <think>thought</think>", False, [("text", "No <think>thought</think>")]),
         ("<thin", False, [("text", "<thin")]),
-        (f"Hm.</think>\n<tool_call>{NOW}</tool_call>", True, [("reasoning", "Hm."), ("call", "now"), ("arguments", "{}")]),
-        (f"<tool_call>{NOW}</tool_call></think>x", True, [("reasoning", f"<tool_call>{NOW}</tool_call>"), ("text", "x")]),
+        (f"Hm.</think>\n<tool_call>{NOW}</tool_call>", True,
+         [("reasoning", "Hm."), ("call", "now"), ("arguments", "{}")]),
+        (f"<tool_call>{NOW}</tool_call></think>x", True,
+         [("reasoning", f"<tool_call>{NOW}</tool_call>"), ("text", "x")]),
     ],
 )  # fmt: skip
 def test_reasoning_is_split_off(answer: str, opened: bool, expected: list[tuple[str, str]]) -> None:

@@ -32,6 +32,11 @@ class HarmonyParser:
         self._max_calls = max_calls
         self.num_calls = 0
 
+    @property
+    def in_call(self) -> bool:
+        """Never said: the token that ends a call ends the answer, and has no text."""
+        return False
+
     def feed(self, text: str) -> list[Piece]:
         pieces: list[Piece] = []
         position = 0

@@ -42,6 +42,11 @@ class ToolParser:
         self._pieces: list[Piece] = []
         self.num_calls = 0
 
+    @property
+    def in_call(self) -> bool:
+        """Whether a call has begun and not ended."""
+        return self._scanner is not None and self._scanner.begun
+
     # ---- in and out ----------------------------------------------------------------------------------------------
 
     def feed(self, text: str) -> list[Piece]:

@@ -20,6 +20,14 @@ class Piece:
 class AnswerParser(Protocol):
     """Takes an answer apart as it arrives. Fed whole or in any slices, the pieces add up to the same."""
 
+    @property
+    def num_calls(self) -> int:
+        """Calls that have begun."""
+
+    @property
+    def in_call(self) -> bool:
+        """Whether the last of them has not ended."""
+
     def feed(self, text: str) -> list[Piece]:
         """More of the answer; what is certain by now."""
 
