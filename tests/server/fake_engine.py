@@ -65,7 +65,7 @@ class FakeEngine:
         self._live[request.request_id] = (request, tokens, ends, 0)
         self._news.set()
 
-    def abort(self, ids: Iterable[str]) -> None:
+    def abort(self, ids: Iterable[str], reason: str = "abort") -> None:
         for each in ids:
             self.aborted.append(each)
             self._live.pop(each, None)

@@ -57,10 +57,11 @@ class Engine:
         if problem is not None:
             self._refused.append(EngineOutput(request.request_id, [], finish_reason="error", error=problem))
 
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
-        """Drop requests; those that were known, each also reported by the caller as it sees fit."""
+    def abort(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
+        """Drop requests; those that were known, each also reported by the caller as it sees fit. `reason` is for
+        `explain`: "stop" when a stop string has ended them."""
         request_ids = list(request_ids)
-        return self._grammars.abort(request_ids) + self.scheduler.abort(request_ids)
+        return self._grammars.abort(request_ids) + self.scheduler.abort(request_ids, reason)
 
     def has_work(self) -> bool:
         return self.scheduler.has_work() or bool(self._refused) or bool(self._grammars)

@@ -75,7 +75,8 @@ class EngineProcess:
         if kind == channel.ADD:
             self._engine.add(channel.decode_request(body))
         elif kind == channel.ABORT:
-            if self._engine.abort(channel.decode_ids(body)) and not self._engine.has_work():
+            reason, ids = channel.decode_abort(body)
+            if self._engine.abort(ids, reason) and not self._engine.has_work():
                 self._send(channel.OUTPUTS, StepOutputs([], self._engine.stats()))
         elif kind == channel.CALL:
             self._call(*channel.decode_call(body))

@@ -242,9 +242,8 @@ class AsyncLLM:
             while True:
                 step = await self.client.recv()
                 self.stats = step.stats
-                to_abort = self._output.process(step)
-                if to_abort:
-                    self.client.abort(to_abort)
+                for engine_id, reason in self._output.process(step).items():
+                    self.client.abort([engine_id], reason)
                 await asyncio.sleep(0)  # let the consumers run even when the next outputs are there already
         except asyncio.CancelledError:
             raise

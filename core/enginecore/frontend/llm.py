@@ -190,9 +190,8 @@ class LLM:
                             self._client.tell("use_tokenizer", *grammar_tokenizer(self._tokenizer))
                         self._client.add(engine_request)
                 while self._output.num_requests and sink.error is None:
-                    to_abort = self._output.process(self._client.step())
-                    if to_abort:
-                        self._client.abort(to_abort)
+                    for engine_id, reason in self._output.process(self._client.step()).items():
+                        self._client.abort([engine_id], reason)
                 if sink.error is not None:
                     raise sink.error
             finally:

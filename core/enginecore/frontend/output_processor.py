@@ -155,9 +155,10 @@ class OutputProcessor:
             self._sequences[engine_request.request_id] = (group, sequence)
         return engine_requests
 
-    def process(self, step: StepOutputs) -> list[str]:
-        """Take a step's outputs; returns the ids that the engine has to abort (a stop string ended them)."""
-        to_abort: list[str] = []
+    def process(self, step: StepOutputs) -> dict[str, str]:
+        """Take a step's outputs; returns the ids that the engine has to abort, and why: "stop" (a stop string ended
+        them) or "error" (a sibling failed)."""
+        to_abort: dict[str, str] = {}
         touched: dict[str, Group] = {}
         now = time.monotonic()
         num_tokens = 0
@@ -167,9 +168,8 @@ class OutputProcessor:
                 continue  # aborted while this output was on its way
             group, sequence = entry
             if news.finish_reason == "error":
-                to_abort += self._fail(
-                    group, RequestError(news.error or "the engine refused the request"), news.request_id
-                )
+                error = RequestError(news.error or "the engine refused the request")
+                to_abort.update(dict.fromkeys(self._fail(group, error, news.request_id), "error"))
                 touched.pop(group.internal_id, None)
                 continue
             if news.beams is not None:
@@ -185,7 +185,7 @@ class OutputProcessor:
             if delta.finish_reason is not None:
                 del self._sequences[news.request_id]
                 if news.finish_reason is None:
-                    to_abort.append(news.request_id)
+                    to_abort[news.request_id] = "stop"
             touched[group.internal_id] = group
         if self._observer and num_tokens:
             self._observer.tokens(num_tokens)

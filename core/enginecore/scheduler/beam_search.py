@@ -109,7 +109,8 @@ class BeamSearch:
         return totals[order], beams[order], ranks[order]
 
     def _score(self, total: np.float32, length: int) -> np.float32:
-        return np.float32(total / np.float32(float(length) ** self._options.length_penalty))
+        score: np.float32 = total / np.float32(float(length) ** self._options.length_penalty)
+        return score
 
     def _finish(self, total: np.float32, link: Link) -> None:
         stopped = link.token in self._stops
