@@ -41,6 +41,8 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/responses/{response_id}/input_items", responses_kept.input_items),
     ("GET", "/v1/models", info.models),
     ("GET", "/v1/models/{model:path}", info.model),
+    ("GET", "/v1/fingerprint", info.fingerprint),
+    ("GET", "/v1/fingerprint/{fingerprint_id}", info.fingerprint_by_id),
     ("GET", "/v1/memory", account.memory),
     ("GET", "/v1/requests/{request_id:path}/explain", account.explain),
     ("POST", "/tokenize", tokenize),
@@ -82,7 +84,7 @@ def create_app(llm: AsyncLLM, args: ServerArgs | None = None, *, max_waiting: in
             allow_origins=list(args.cors_origins),
             allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "x-system-fingerprint"],
         )
     return App(app, state)
 

@@ -159,6 +159,7 @@ def _answer(job: Job, output: RequestOutput) -> dict[str, Any]:
         "object": "chat.completion",
         "created": job.created,
         "model": job.state.model_name,
+        "system_fingerprint": job.state.fingerprint["id"],
         "choices": choices,
         "usage": usage_of([output]),
     }
@@ -185,6 +186,7 @@ class _Writer:
             "object": "chat.completion.chunk",
             "created": job.created,
             "model": job.state.model_name,
+            "system_fingerprint": job.state.fingerprint["id"],
         }
         start = encode(head)[:-1]
         self._head = b"data: " + start + b',"choices":[{"index":'

@@ -143,6 +143,7 @@ def _answer(job: Job, outputs: list[RequestOutput]) -> dict[str, Any]:
         "object": "text_completion",
         "created": job.created,
         "model": job.state.model_name,
+        "system_fingerprint": job.state.fingerprint["id"],
         "choices": choices,
         "usage": usage_of(outputs),
     }
@@ -163,6 +164,7 @@ class _Writer:
             "object": "text_completion",
             "created": job.created,
             "model": job.state.model_name,
+            "system_fingerprint": job.state.fingerprint["id"],
         }
         start = encode(head)[:-1]
         self._head = b"data: " + start + b',"choices":[{"index":'

@@ -152,8 +152,12 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             request_id = self._id.encode()
-            ids = [(b"x-request-id", request_id), (b"request-id", request_id)]  # OpenAI's name and Anthropic's
-            message["headers"] = [*message.get("headers", []), *ids]
+            message["headers"] = [
+                *message.get("headers", []),
+                (b"x-request-id", request_id),  # OpenAI's name
+                (b"request-id", request_id),  # Anthropic's
+                (b"x-system-fingerprint", self._gate.state.fingerprint["id"].encode()),
+            ]
         await self._send(message)
 
     async def _refuse_body(self) -> None:

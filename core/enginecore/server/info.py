@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from enginecore._version import __version__
 from enginecore.metrics import CONTENT_TYPE
+from enginecore.server.errors import ApiError
 from enginecore.server.generation import json_response
 from enginecore.server.state import ServerState
 
@@ -46,3 +47,16 @@ async def version(state: ServerState, request: Request) -> Response:
 
 async def metrics(state: ServerState, request: Request) -> Response:
     return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def fingerprint(state: ServerState, request: Request) -> Response:
+    """GET /v1/fingerprint: that of this server."""
+    return json_response(state.fingerprint)
+
+
+async def fingerprint_by_id(state: ServerState, request: Request) -> Response:
+    """GET /v1/fingerprint/{id}: what the `system_fingerprint` of an answer stands for."""
+    given: str = request.path_params["fingerprint_id"]
+    if given != state.fingerprint["id"]:
+        raise ApiError(404, f"this server's fingerprint is {state.fingerprint['id']}", code="fingerprint_not_found")
+    return json_response(state.fingerprint)

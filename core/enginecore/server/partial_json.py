@@ -45,7 +45,8 @@ def complete(text: str) -> str:
         elif not wants_value:
             continue
         elif token[0] == '"' and not _closed(token):
-            return text[: match.start()] + _HALF_ESCAPE.sub(r"\1", token) + '"' + "".join(reversed(closers))
+            sound = _HALF_ESCAPE.sub(r"\1", _HALF_ESCAPE.sub(r"\1", token))  # the second half's start, then the first
+            return text[: match.start()] + sound + '"' + "".join(reversed(closers))
         elif token[0] != '"' and match.end() == len(text):
             break
         safe, tail = match.end(), "".join(reversed(closers)) if len(closers) < 128 else ""

@@ -149,7 +149,9 @@ class _Lifetime:
 
     async def _serve(self, llm: AsyncLLM) -> int:
         app = create_app(llm, self._args, max_waiting=self._engine_args.max_waiting)
+        fingerprint = await asyncio.to_thread(lambda: app.state.fingerprint)
         _report(llm.ready)
+        logger.info("fingerprint: %s", fingerprint["id"])
         server = _Server(self._uvicorn_config(app))
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         while not server.started and not serving.done():

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from enginecore.errors import ParameterError, QueueFullError
 from enginecore.frontend.async_llm import AsyncLLM
 from enginecore.metrics import Metrics
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ApiError
+from enginecore.server.fingerprint import fingerprint
 from enginecore.server.responses_store import ResponseStore
 
 
@@ -32,6 +35,11 @@ class ServerState:
 
     def _own_metrics(self, llm: AsyncLLM) -> Metrics:
         return Metrics(self.model_name, llm.config.num_blocks)
+
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """What can change a result, with its `id`. Slow the first time."""
+        return fingerprint(self.llm)
 
     @property
     def ready(self) -> bool:
