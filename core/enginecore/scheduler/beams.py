@@ -19,8 +19,8 @@ from enginecore.kvcache import BlockTable
 from enginecore.plan import BeamMove, IntArray, NewRequest, StepPlan, StepResult
 from enginecore.request import EngineOutput, EngineRequest, EngineStats
 from enginecore.scheduler.beam_search import BeamSearch, num_candidates
+from enginecore.scheduler.fairness import Fairness
 from enginecore.scheduler.sequence import Sequence
-from enginecore.scheduler.sharing import Sharing
 
 
 class BeamGroup:
@@ -42,7 +42,7 @@ class BeamGroup:
         self.move: BeamMove | None = None
 
 
-class Beams(Sharing):
+class Beams(Fairness):
     """A base of `Scheduler`, which owns what is named here."""
 
     _groups: dict[str, BeamGroup]
@@ -191,6 +191,7 @@ class Beams(Sharing):
         if error is None:
             output.beams = group.search.answers()
         del self._sequences[root.request_id], self._groups[root.request_id]
+        self._settle_account(root)
         self._leave_together(group)
         self.journal.ended(root.request_id, reason, group.search.num_tokens)
         return output

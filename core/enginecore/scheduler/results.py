@@ -12,12 +12,16 @@ from enginecore.scheduler.tiering import Tiering
 
 
 class Results(Beams, Tiering):
-    """A base of `Scheduler`."""
+    """A base of `Scheduler`, which owns what is named here."""
+
+    def _leave(self, sequence: Sequence) -> None:
+        raise NotImplementedError
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Book a step's results: advance, append tokens, publish full blocks, finish what is finished."""
         table, block_size = self.running, self.config.block_size
         self._counts.num_steps += 1
+        self._charge(plan)
         slots = plan.slots_N
         ends = plan.starts_N + plan.num_new_N
         table.num_computed_S[slots] = ends
@@ -82,7 +86,7 @@ class Results(Beams, Tiering):
     ) -> IntArray:
         """Append the tokens that follow the chosen ones without being sampled; the next step computes them all.
         Changes `lengths`; returns the last token of each row."""
-        last = tokens.copy()
+        last: IntArray = tokens.copy()
         for row, more in forced.items():
             i = int(np.searchsorted(rows, row))
             self.running.tokens_SL[slots[i], lengths[i] : lengths[i] + len(more)] = more
@@ -123,6 +127,7 @@ class Results(Beams, Tiering):
         else:
             return
         del self._sequences[request.request_id]
+        self._settle_account(sequence)
         self._leave(sequence)
         num_generated = len(sequence.token_ids) - sequence.num_prompt - (not output.token_ids)
         self.journal.ended(request.request_id, str(output.finish_reason), num_generated)

@@ -27,6 +27,7 @@ from enginecore.randomness import request_seed
 from enginecore.request import EngineRequest, EngineStats
 from enginecore.scheduler.beams import BeamGroup
 from enginecore.scheduler.costs import Costs
+from enginecore.scheduler.fairness import FairQueue, FairShare
 from enginecore.scheduler.journal import BLOCKS, BUDGET, NOTHING_WAITS, PREEMPTED, SLOTS, Journal
 from enginecore.scheduler.queue import WaitingQueue
 from enginecore.scheduler.results import Results
@@ -46,7 +47,8 @@ class SchedulerConfig:
     num_blocks: int
     block_size: int
     prefix_caching: bool = True
-    policy: Literal["fcfs", "priority"] = "fcfs"
+    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
+    tenant_weights: tuple[tuple[str, float], ...] = ()
     long_prefill_token_threshold: int = 0
     watermark: float = 0.01
     seed: int = 0
@@ -65,7 +67,9 @@ class Scheduler(Results):
         self.events = EventRecorder(config.block_size, self.journal) if record_events else None
         self.pool = BlockPool(config.num_blocks, self.events or self.journal)
         self.kv = KVCacheManager(self.pool, config.block_size, prefix_caching=config.prefix_caching)
-        self.waiting = WaitingQueue(by_priority=config.policy == "priority")
+        #: What was done for each tenant, under the policy "fair".
+        self.share = FairShare(dict(config.tenant_weights)) if config.policy == "fair" else None
+        self.waiting = FairQueue(self.share) if self.share else WaitingQueue(by_priority=config.policy == "priority")
         self.running = RunningTable(config.max_num_seqs, config.max_model_len)
         self._sequences: dict[str, Sequence] = {}
         self._groups: dict[str, BeamGroup] = {}
@@ -103,6 +107,7 @@ class Scheduler(Results):
         if problem is not None:
             return problem
         self._sequences[request.request_id] = sequence
+        self._open_account(sequence)
         self.journal.arrived(request.request_id, sequence.num_prompt)
         if request.fork_of is None or not self._join(sequence):
             self.waiting.push(sequence)
@@ -116,6 +121,7 @@ class Scheduler(Results):
             if sequence is None:
                 continue
             self._groups.pop(request_id, None)
+            self._settle_account(sequence)
             family = sequence.family
             if sequence.slot >= 0:
                 self._leave(sequence)
@@ -142,6 +148,8 @@ class Scheduler(Results):
     def schedule(self) -> StepPlan:
         """Plan a step: running sequences in order, then as many waiting ones as budget, slots and blocks allow."""
         self._take_in()
+        if (way := self._to_make_way()) is not None:
+            self._preempt(way[0], way[1].request_id)
         updates: list[tuple[int, int, list[int]]] = []
         own: list[tuple[int, int, int]] = []
         slots, give, preempted = self._serve_running(updates, own)
@@ -191,10 +199,9 @@ class Scheduler(Results):
         slots = table.order
         if not len(slots):
             return slots, np.zeros(0, np.int64), False
+        want = np.minimum(table.num_tokens_S[slots] - table.num_computed_S[slots], self._chunk)
+        slots, give = self._shared_out(slots, want)
         computed = table.num_computed_S[slots]
-        want = np.minimum(table.num_tokens_S[slots] - computed, self._chunk)
-        before = np.cumsum(want) - want
-        give = np.clip(self.config.max_num_batched_tokens - before, 0, want)
         if self._groups:
             give = self._in_step(slots, give)
         needed = (computed + give + block_size - 1) // block_size
@@ -316,6 +323,8 @@ class Scheduler(Results):
                     sequence.num_cached = cached
                     kv.count_query(len(tokens), cached)
                 self._counts.prompt_tokens += sequence.num_prompt
+            elif sequence.num_preemptions:
+                self.journal.resumed(sequence.request_id, cached)
             slot = table.enter(sequence, self.waiting.key(sequence), cached)
             if sequence.group is not None:
                 sequence.group.reserved = table.reserve(sequence.group.width - 1)

@@ -41,6 +41,7 @@ class Sequence:
         "seed",
         "slot",
         "table",
+        "tenant",
         "token_ids",
     )
 
@@ -63,6 +64,8 @@ class Sequence:
         self.family: Family | None = None
         #: The beam search that it is a part of, when it is.
         self.group: BeamGroup | None = None
+        #: Whose account its work goes on.
+        self.tenant: str = request.tenant or request.cache_salt or ""
         self.table = BlockTable(root_hash(request.cache_salt, request.adapter))
         #: None when not asked for or already delivered; else what has been collected so far.
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
