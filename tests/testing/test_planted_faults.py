@@ -56,6 +56,10 @@ FAULTS: dict[str, tuple[str, Outcome, str]] = {
     "rotary_not_in_place": ("L1/rotary_embedding/h64_neox[float32]", Outcome.FAIL, "in place"),
     "capture_fails": ("L3/graphs/replay_equals_eager", Outcome.FAIL, "cannot be captured"),
     "graph_keeps_first_inputs": ("L3/graphs/replay_equals_eager", Outcome.FAIL, "replay 0"),
+    "graph_returns_first_result": ("L3/graphs/sizes_stay_apart", Outcome.FAIL, "turn 1, 1 rows"),
+    "graph_metadata_kept": ("L3/graphs/decode_steps_replay", Outcome.FAIL, "a step of 3 sequences in the graph of 4"),
+    "graph_memory_underestimated": ("L3/graphs/memory_within_plan", Outcome.FAIL, "plan() chose"),
+    "graph_memory_untold": ("L3/graphs/memory_within_plan", Outcome.FALSE_CLAIM, "the books grew by 16777216"),
     "all_reduce_doubles": ("L4/collectives/one_rank_identities", Outcome.FAIL, "all_reduce"),
 }
 

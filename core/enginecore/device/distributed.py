@@ -106,7 +106,8 @@ def _part(call: str, size: int, ranks: int) -> int:
 
 def _newest(*names: str) -> Callable[..., Any]:
     """torch has renamed some functions; the old names warn where there are new ones."""
-    return next(getattr(dist, name) for name in names if hasattr(dist, name))
+    found: Callable[..., Any] = next(getattr(dist, name) for name in names if hasattr(dist, name))
+    return found
 
 
 def _gather(out: torch.Tensor, source: torch.Tensor) -> None:
