@@ -15,6 +15,7 @@ from enginecore.clock import Clock, VirtualClock
 from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.device import Backend, KVCacheSpec, ModelSpec
 from enginecore.device.select import SelectedDevice, create_backend, select_device
+from enginecore.engine.account import MemoryAccount
 from enginecore.engine.engine import Engine
 from enginecore.engine.graphs import capture_graphs, require_graphs
 from enginecore.engine.kv_events import EventPublisher, open_publisher
@@ -57,6 +58,7 @@ class _Site:
     kv_specs: list[KVCacheSpec] = field(default_factory=list)
     #: What the largest step took beside weights and cache, None as long as it is not measured.
     activation_bytes: int | None = None
+    loaded_bytes: int = 0
 
 
 def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, ReadyInfo]:
@@ -105,7 +107,6 @@ def _assemble(site: _Site, clock: Clock | None, publisher: EventPublisher | None
         max_model_len=config.max_model_len,
         block_size=config.block_size,
     )
-
     worker = MemoryGuard(runner, backend)
 
     def release() -> None:
@@ -116,6 +117,7 @@ def _assemble(site: _Site, clock: Clock | None, publisher: EventPublisher | None
 
     engine = Engine(config, InprocExecutor(worker, release), clock, publisher, runner.grammars.store)
     engine.ledger = ledger
+    engine.account = MemoryAccount(ledger, site.loaded_bytes, backend.memory, caches)
     engine.use_tiers(open_tiers(site, config, caches, engine.scheduler))
     return engine
 
@@ -259,6 +261,7 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
         max_model_len=max_model_len,
         quantization=quantization,
     )
+    site.loaded_bytes = memory.process_used_bytes() - before
     if not explicit and can_measure(backend):
         sizes = settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len
         caches = allocate_caches(backend, shape, specs, 1)

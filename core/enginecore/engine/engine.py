@@ -7,6 +7,7 @@ from typing import Any
 
 from enginecore.clock import Clock, RealClock
 from enginecore.config import EngineConfig
+from enginecore.engine.account import MemoryAccount
 from enginecore.engine.exhausted import lose_step
 from enginecore.engine.grammar_gate import GrammarGate
 from enginecore.engine.kv_events import EventPublisher
@@ -41,6 +42,7 @@ class Engine:
         self._graph_replays = self._eager_steps = self._lost_steps = 0
         #: Who owns which bytes of the device, for the log of a step that ran out of memory.
         self.ledger: dict[str, int] = {}
+        self.account: MemoryAccount | None = None
 
     def use_tiers(self, tiers: Tiers | None) -> None:
         """Keep blocks below the device, too. Before the first request."""
@@ -119,7 +121,7 @@ class Engine:
         return self.scheduler.tidy()
 
     def memory(self) -> dict[str, int]:
-        """KV blocks by state, and the token slots that running sequences hold and use."""
+        """KV blocks by state, the token slots that running sequences hold and use, and bytes as measured."""
         stats, pool = self.scheduler.stats(), self.scheduler.pool
         return {
             "in_use": pool.num_blocks - pool.num_free,
@@ -130,6 +132,7 @@ class Engine:
             "forks": stats.num_forks,
             "forked_tokens": stats.forked_tokens,
             **self.scheduler.tier_figures(),
+            **(self.account.figures() if self.account is not None else {}),
         }
 
     def explain(self, request_ids: list[str]) -> list[dict[str, Any]]:

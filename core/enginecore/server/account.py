@@ -29,6 +29,7 @@ async def memory(state: ServerState, request: Request) -> Response:
         "object": "memory",
         "device": ready.device_summary,
         "ledger": ready.ledger,
+        "predicted_and_measured": _beside(ready.ledger, now),
         "kv_cache": {
             "num_blocks": config.num_blocks,
             "block_size": config.block_size,
@@ -46,6 +47,15 @@ async def memory(state: ServerState, request: Request) -> Response:
         ],
     }
     return json_response(answer)
+
+
+def _beside(ledger: dict[str, int], now: dict[str, int]) -> list[dict[str, Any]]:
+    """Bytes by owner as the cache was sized by and as measured now, None where an owner cannot be told apart. The whole
+    process has its peak, too."""
+    owners = [name for name in ledger if name not in ("usable", "budget")]
+    rows = [{"owner": name, "predicted": ledger[name], "measured": now.get(f"measured_{name}")} for name in owners]
+    whole = {"owner": "process", "predicted": sum(ledger[name] for name in owners) or None}
+    return [*rows, {**whole, "measured": now.get("measured_process"), "peak": now.get("measured_peak")}]
 
 
 def _of_tier(figures: dict[str, int], tier: str) -> dict[str, int] | None:
