@@ -10,6 +10,7 @@
 | num_swaps_total | counter | those of them whose blocks were left in a lower tier to come back from |
 | host_cache_blocks, disk_cache_blocks | gauge | KV blocks kept below the device |
 | host_cache_hits_total, disk_cache_hits_total | counter | prompt tokens that came up from there |
+| grammar_fast_forward_tokens_total | counter | tokens that a grammar forced and that took no step of their own |
 | graph_replays_total, eager_steps_total | counter | steps that replayed a captured graph, and all others |
 | lost_steps_total | counter | steps that ran out of device memory; their requests ended with an error |
 | reference_op{op} | gauge | 1 for each op that runs as a torch reference, for want of a kernel that can be built |
@@ -120,6 +121,7 @@ class Metrics:
             "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", stats.prefix_cache_queries),
             "prefix_cache_hits": ("Prompt tokens found in the prefix cache", stats.prefix_cache_hits),
             "num_preemptions": ("Preemptions", stats.num_preemptions),
+            "grammar_fast_forward_tokens": ("Tokens that a grammar forced", stats.grammar_fast_forward),
             "graph_replays": ("Steps that replayed a captured graph", stats.graph_replays),
             "eager_steps": ("Steps that ran their operations one by one", stats.eager_steps),
             "host_cache_hits": ("Prompt tokens that came up from host memory", stats.lifted_tokens),

@@ -149,7 +149,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"early_stopping": True}, "early_stopping"), *(({"use_beam_search": True, "n": 2, **field}, next(iter(field)))
     for field in ({"top_p": 0.5}, {"temperature": 0.5}, {"stop": "x"}, {"seed": 1}, {"best_of": 65}, {"n": 65},
     {"n": 0}, {"n": 2, "best_of": 1}, {"early_stopping": "soon"}, {"length_penalty": "x"})), ({"response_format":
-    {"type": "json_object"}}, "response_format"),
+    {"type": "xml"}}, "response_format"),
     ({"cache_salt": ""}, "cache_salt"), ({"cache_salt": 5}, "cache_salt"), ({"priority": 1}, "priority"),
     ({"echo": "yes"}, "echo"), ({"stream_options": {}}, "stream_options"), ({"model": 5}, "model"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"), ({"truncate_prompt_tokens": -2},

@@ -78,6 +78,23 @@ StrictFields = Annotated[
         rich_help_panel=HTTP,
     ),
 ]
+ToolCallParser = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="How the model writes calls of functions: auto (by its chat template), none, or a name such as hermes, "
+        "llama3_json, mistral or harmony.",
+        rich_help_panel=HTTP,
+    ),
+]
+ReasoningParser = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="How the model marks its thinking: auto (by its chat template), none, or a name such as think.",
+        rich_help_panel=HTTP,
+    ),
+]
 OverrideGenerationConfig = Annotated[
     str | None,
     typer.Option(
@@ -113,6 +130,8 @@ def serve(
     max_body_size: MaxBodySize = "16MiB",
     shutdown_timeout: ShutdownTimeout = 30.0,
     strict_fields: StrictFields = False,
+    tool_call_parser: ToolCallParser = "auto",
+    reasoning_parser: ReasoningParser = "auto",
     override_generation_config: OverrideGenerationConfig = None,
     ssl_certfile: SslCertfile = None,
     ssl_keyfile: SslKeyfile = None,
@@ -140,6 +159,8 @@ def serve(
         max_body_bytes=parse_bytes(max_body_size, param="max_body_size"),
         shutdown_timeout=shutdown_timeout,
         strict_fields=strict_fields,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         override_generation_config=_json_object(override_generation_config),
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,

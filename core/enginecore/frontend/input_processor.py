@@ -148,6 +148,8 @@ class InputProcessor:
         form = form or AnswerForm()
         if params.structured_outputs is not None and form.grammar is None:
             form = replace(form, grammar=grammar_of(params.structured_outputs, self.grammars))
+        if form.grammar is not None and params.beam is not None:
+            raise ParameterError("a beam search cannot follow a grammar", param="use_beam_search")
         if form.grammar is not None and not self.tokenizer.eos_token_ids:
             raise ParameterError("a grammar needs a model with an end-of-text token", param="structured_outputs")
         return PreparedRequest(

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from enginecore.errors import ParameterError
+from enginecore.frontend.tools.plan import check_parsers
 
 
 class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -17,7 +18,8 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     `max_stored_bytes`: how much of /v1/responses is kept, the least recently used go first. `shutdown_timeout`:
     seconds that requests in flight get after SIGTERM. `strict_fields` refuses unknown request fields instead of
     logging them. `chat_template` (a file or the template itself) replaces the model's. `override_generation_config`
-    sets sampling defaults under generation_config.json's names.
+    sets sampling defaults under generation_config.json's names. `tool_call_parser` and `reasoning_parser` name how the
+    model writes calls and thinks; "auto" goes by its chat template, "none" takes everything for text.
     """
 
     host: str = "127.0.0.1"
@@ -34,6 +36,8 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     strict_fields: bool = False
     chat_template: str | None = None
     override_generation_config: dict[str, Any] = {}
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
     disable_log_requests: bool = False
@@ -54,6 +58,7 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
                 raise ParameterError(f"{name} must be at least 0, got {getattr(self, name)}", param=name)
         if self.max_waiting is not None and self.max_waiting < 0:
             raise ParameterError(f"max_waiting must be at least 0, got {self.max_waiting}", param="max_waiting")
+        check_parsers(self.tool_call_parser, self.reasoning_parser)
         if any(not key for key in self.api_keys):
             raise ParameterError("an API key must not be empty", param="api_keys")
         if bool(self.ssl_certfile) != bool(self.ssl_keyfile):

@@ -15,6 +15,7 @@ from starlette.responses import Response
 
 from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.outputs import RequestOutput
+from enginecore.frontend.tools.plan import Plan
 from enginecore.request import SamplingParams
 from enginecore.server.errors import JSON
 from enginecore.server.protocol import SamplingFields
@@ -36,6 +37,7 @@ class Job:
     answer_id: str
     request_id: str
     created: int
+    plan: Plan | None = None
 
 
 class ChunkWriter(Protocol):
@@ -46,10 +48,10 @@ class ChunkWriter(Protocol):
 
 def new_job(
     state: ServerState, body: SamplingFields, params: SamplingParams, prompts: Sequence[PreparedRequest], prefix: str,
-    request_id: str,
+    request_id: str, plan: Plan | None = None,
 ) -> Job:  # fmt: skip
     """A job labelled with the client's request id and the time."""
-    return Job(state, body, params, prompts, f"{prefix}-{request_id}", request_id, int(time.time()))
+    return Job(state, body, params, prompts, f"{prefix}-{request_id}", request_id, int(time.time()), plan)
 
 
 async def prepare_all(state: ServerState, prepare: Sequence[Callable[[], PreparedRequest]]) -> list[PreparedRequest]:

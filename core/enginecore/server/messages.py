@@ -68,7 +68,7 @@ async def messages(state: ServerState, request: Request) -> Response | ASGIApp:
         if not turn.body.stream:
             output = await whole_output(request, turn, job.prompt, submitted)
             answer = _answer(job)
-            answer.take(output, turn.parser().feed(output.outputs[0]))
+            answer.take(output, turn.parser(job.prompt).feed(output.outputs[0]))
             return json_response(answer.body())
         return await _stream(request, job, submitted)
 
@@ -124,7 +124,7 @@ def _answer(job: _Job) -> Answer:
 
 
 async def _stream(request: Request, job: _Job, submitted: Callable[[], None]) -> EventStream:
-    answer, events, parser = _answer(job), BlockEvents(), job.turn.parser()
+    answer, events, parser = _answer(job), BlockEvents(), job.turn.parser(job.prompt)
 
     async def generate() -> AsyncGenerator[bytes, None]:
         stream = outputs(job.turn, job.prompt, submitted, whole=False)

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp
 from enginecore.errors import ParameterError
 from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.outputs import RequestOutput
+from enginecore.frontend.tools.answer import PlannedAnswer
 from enginecore.server.body import check_fields, checked, convert, read_object
 from enginecore.server.errors import ApiError, as_api_error
 from enginecore.server.generation import json_response
@@ -31,7 +32,6 @@ from enginecore.server.responses_write import ResponseWriter, response_object
 from enginecore.server.sse import EventStream, unless_gone
 from enginecore.server.state import ServerState
 from enginecore.server.turn import (
-    Parser,
     Turn,
     check_turn,
     extra_fields,
@@ -143,7 +143,7 @@ class _Run:
         response = response_object(job.turn, job.body, _response_id(self._state, job.turn.request_id))
         self._writer = ResponseWriter(job.turn, response)
 
-    def _take(self, parser: Parser, output: RequestOutput) -> bytes:
+    def _take(self, parser: PlannedAnswer, output: RequestOutput) -> bytes:
         body = self._job.turn.body
         news = []
         for choice in output.outputs:
@@ -157,7 +157,7 @@ class _Run:
 
     async def _events(self, *, whole: bool) -> AsyncGenerator[bytes, None]:
         """Groups of events, from the engine's first output on."""
-        parser = self._job.turn.parser()
+        parser = self._job.turn.parser(self._prompt)
         stream = outputs(self._job.turn, self._prompt, self._submitted, whole=whole)
         async with contextlib.aclosing(stream):
             async for output in stream:

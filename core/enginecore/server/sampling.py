@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from enginecore.constraints import structured_outputs_of
 from enginecore.errors import ParameterError
+from enginecore.frontend.tools.request import answer_structure
 from enginecore.request import INT32_MAX, MAX_BEAM_WIDTH, BeamOptions, SamplingParams
 from enginecore.server.protocol import ChatRequest, CompletionRequest, SamplingFields
 
@@ -29,6 +31,8 @@ def _common(request: SamplingFields, defaults: dict[str, Any]) -> dict[str, Any]
             values[name] = value
     if request.logit_bias is not None:
         values["logit_bias"] = {_bias_key(key): bias for key, bias in request.logit_bias.items()}
+    if request.structured_outputs is not None:
+        values["structured_outputs"] = structured_outputs_of(request.structured_outputs)
     beam = _beam(request)
     if beam is not None:
         values["beam"] = beam
@@ -94,6 +98,7 @@ def completion_params(request: CompletionRequest, defaults: dict[str, Any]) -> t
             values["prompt_logprobs"] = request.logprobs
     if request.best_of is not None and not request.use_beam_search:
         values["best_of"] = request.best_of
+    values["structured_outputs"], _ = answer_structure(request.response_format, values.get("structured_outputs"))
     params = SamplingParams(**values)
     if request.stream and (params.best_of or params.n) > params.n:
         raise ParameterError("a stream cannot have best_of greater than n", param="best_of")
@@ -120,6 +125,8 @@ def chat_params(request: ChatRequest, defaults: dict[str, Any], max_logprobs: in
             raise ParameterError(f"top_logprobs must be between 0 and {max_logprobs}", param="top_logprobs")
     if request.logprobs:
         values["logprobs"] = request.top_logprobs or 0
+    if request.thinking_token_budget is not None:
+        values["thinking_token_budget"] = request.thinking_token_budget
     return SamplingParams(**values), asked is not None
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from enginecore.errors import ParameterError, QueueFullError
 from enginecore.frontend.async_llm import AsyncLLM
+from enginecore.frontend.tools.plan import find_dialect
 from enginecore.metrics import Metrics
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ApiError
@@ -28,6 +29,9 @@ class ServerState:
         self.metrics = llm.observer if isinstance(llm.observer, Metrics) else self._own_metrics(llm)
         self.metrics.stats = lambda: llm.stats
         self.responses = ResponseStore(args.max_stored_responses, args.max_stored_bytes)
+        self.dialect = find_dialect(
+            llm.renderer.source, llm.tokenizer, args.tool_call_parser, args.reasoning_parser
+        )
         self.draining = False
         self.in_flight = 0
         self._reserved = 0

@@ -9,16 +9,19 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Any
 
 from starlette.requests import Request
 
 from enginecore.errors import ParameterError
 from enginecore.frontend.input_processor import PreparedRequest
-from enginecore.frontend.outputs import CompletionOutput, RequestOutput
+from enginecore.frontend.outputs import RequestOutput
+from enginecore.frontend.tools.answer import PlannedAnswer
+from enginecore.frontend.tools.pieces import Piece as Piece  # for those who write turns
+from enginecore.frontend.tools.plan import Plan
 from enginecore.request import SamplingParams
 from enginecore.server.body import convert
-from enginecore.server.chat import check_tools
+from enginecore.server.chat import plan_of
 from enginecore.server.protocol import ChatRequest
 from enginecore.server.sampling import chat_params
 from enginecore.server.sse import EventStream, StreamEnd, unless_gone
@@ -32,27 +35,6 @@ EXTRA_FIELDS = (
 )  # fmt: skip
 
 
-@dataclass(slots=True)
-class Piece:
-    """A part of what the model said. A call's name comes in a piece of its own, its arguments in those that follow."""
-
-    kind: Literal["text", "reasoning", "call", "arguments"]
-    text: str
-
-
-class Parser(Protocol):
-    """Takes an answer apart as it arrives. Fed whole or in any slices, the pieces add up to the same."""
-
-    def feed(self, output: CompletionOutput) -> list[Piece]: ...
-
-
-class PlainParser:
-    """Everything is text."""
-
-    def feed(self, output: CompletionOutput) -> list[Piece]:
-        return [Piece("text", output.text)] if output.text else []
-
-
 @dataclass(frozen=True, slots=True)
 class Turn:
     """A checked request. `asked` says whether max_tokens is the client's own."""
@@ -62,17 +44,18 @@ class Turn:
     body: ChatRequest
     params: SamplingParams
     asked: bool
-    tools: list[dict[str, Any]] | None
+    plan: Plan
 
-    def parser(self) -> Parser:
-        return PlainParser()
+    def parser(self, prompt: PreparedRequest) -> PlannedAnswer:
+        """What takes the answer to `prompt` apart."""
+        return PlannedAnswer(self.plan, prompt.form)
 
 
 def check_turn(state: ServerState, request_id: str, chat: dict[str, Any]) -> Turn:
     """The turn that a chat request's fields ask for. ParameterError for what is wrong with them."""
     body = convert({name: value for name, value in chat.items() if value is not None}, ChatRequest)
     params, asked = chat_params(body, state.llm.defaults, state.llm.config.max_logprobs)
-    return Turn(state, request_id, body, params, asked, check_tools(body))
+    return Turn(state, request_id, body, params, asked, plan_of(state, body, params))
 
 
 def extra_fields(raw: dict[str, Any]) -> dict[str, Any]:
@@ -88,7 +71,7 @@ def render_turn(turn: Turn, messages: list[dict[str, Any]] | None = None) -> str
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     return turn.state.llm.renderer.render(
         body.messages if messages is None else messages,
-        tools=turn.tools,
+        tools=turn.plan.shown_tools,
         add_generation_prompt=not body.continue_final_message,
         continue_final_message=body.continue_final_message,
         template_kwargs=kwargs,
@@ -111,6 +94,7 @@ def prepare_turn(turn: Turn, *, clamp: bool, param: str) -> PreparedRequest:
         add_special_tokens=bool(turn.body.add_special_tokens),
         clamp=clamp,
         param=param,
+        form=turn.plan.form(text, turn.state.llm.input.grammars),
     )
 
 

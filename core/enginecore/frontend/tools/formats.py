@@ -167,7 +167,7 @@ FORMATS: tuple[ToolFormat, ...] = (
         name="pythonic",
         layout="pythonic",
         opens=("<|python_start|>",),
-        closes=("<|python_end|>",),
+        closes=("<|python_end|>", ";"),
         bare="{[",
         marks=("func_name1(params_name1=",),
     ),

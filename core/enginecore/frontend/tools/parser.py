@@ -22,9 +22,13 @@ Scanner = CallScanner | NamedScanner | PythonicScanner | XmlScanner
 
 
 class ToolParser:
-    """Parses one answer in one format. `tools` are the request's; `max_calls` drops calls beyond so many."""
+    """Parses one answer in one format. `tools` are the request's; `max_calls` drops calls beyond so many. With
+    `only_calls`, for an answer that was forced to be calls, what is left of one that was cut off is no text."""
 
-    def __init__(self, style: ToolFormat, tools: list[dict[str, Any]], max_calls: int | None = None) -> None:
+    def __init__(
+        self, style: ToolFormat, tools: list[dict[str, Any]], max_calls: int | None = None, *, only_calls: bool = False
+    ) -> None:
+        self._only_calls = only_calls
         self._style = style
         self._known = frozenset(str((tool.get("function") or {}).get("name")) for tool in tools)
         self._tools = tools
@@ -61,7 +65,7 @@ class ToolParser:
             self._text(self._finder.finish())
         elif self._scanner is None or not self._scanner.begun:
             self._text("".join(self._raw))
-        if self._space and not self.num_calls:
+        if self._space and not self.num_calls and not self._only_calls:
             self._pieces.append(Piece("text", self._space))
         self._state, self._raw, self._space = "text", [], ""
         return self._take()
@@ -72,7 +76,7 @@ class ToolParser:
 
     def _text(self, text: str) -> None:
         """Text goes out, but for whitespace at its end."""
-        kept = len(text.rstrip())
+        kept = 0 if self._only_calls else len(text.rstrip())
         if kept:
             self._pieces.append(Piece("text", self._space + text[:kept]))
             self._after_call = False

@@ -53,15 +53,21 @@ def find_dialect(
 ) -> Dialect:
     """`tools` and `thinking` are names of formats, "auto" (what the chat template tells) or "none". ParameterError for
     names that are not known."""
+    check_parsers(tools, thinking)
     style = formats.format_of_template(template) if tools == "auto" else formats.find_format(tools)
     thought = reasoning.reasoning_of_template(template) if thinking == "auto" else reasoning.find_reasoning(thinking)
-    for name, given, found, known in (
-        ("tool_call_parser", tools, style, formats.BY_NAME), ("reasoning_parser", thinking, thought, reasoning.BY_NAME),
-    ):  # fmt: skip
-        if given not in ("auto", "none") and found is None:
+    return Dialect(style, thought, tokenizer)
+
+
+def check_parsers(tools: str, thinking: str) -> None:
+    """ParameterError for a name that is not known."""
+    for name, given, find, known in (
+        ("tool_call_parser", tools, formats.find_format, formats.BY_NAME),
+        ("reasoning_parser", thinking, reasoning.find_reasoning, reasoning.BY_NAME),
+    ):
+        if given not in ("auto", "none") and find(given) is None:
             told = ", ".join(["auto", "none", *sorted(known)])
             raise ParameterError(f"{name} must be one of {told}; got {given!r}", param=name)
-    return Dialect(style, thought, tokenizer)
 
 
 @dataclass(frozen=True)
@@ -154,7 +160,10 @@ class Plan:
         style, thought = self.style, self.dialect.reasoning
         if self._in_channels:
             return HarmonyParser(limit if style is not None else 0)
-        rest: AnswerParser = TextParser() if style is None else ToolParser(style, self.choice.tools, limit)
+        rest: AnswerParser = TextParser()
+        if style is not None:
+            forced = self.choice.mode == "required"
+            rest = ToolParser(style, self.choice.tools, limit, only_calls=forced)
         return rest if thought is None else ReasoningParser(thought, rest, opened=opened)
 
 

@@ -135,5 +135,5 @@ def _response_format(value: dict[str, Any]) -> StructuredOutputsParams | None:
         return StructuredOutputsParams(structural_tag=value)
     raise ParameterError(
         f"response_format.type must be text, json_object, json_schema or structural_tag; got {str(kind)[:64]!r}",
-        param="response_format.type" if kind is not None else "response_format",
+        param="response_format",
     )
