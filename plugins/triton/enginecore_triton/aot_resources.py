@@ -34,7 +34,10 @@ def _nvidia(cubin: bytes) -> tuple[int, int]:
 
 
 def _amd(assembly: str) -> tuple[int, int]:
-    """From the metadata at the end of the assembly: vector and accumulation registers, spills of both kinds."""
+    """From the metadata at the end of the assembly: vector and accumulation registers, and how many go to memory.
+
+    Scalar registers spill into lanes of vector registers: those are in the count of the latter.
+    """
 
     def field(name: str) -> int:
         found = re.search(rf"^\s*\.{name}:\s*(\d+)", assembly, re.MULTILINE)
@@ -42,4 +45,4 @@ def _amd(assembly: str) -> tuple[int, int]:
             raise RuntimeError(f"the assembly says nothing of {name}")
         return int(found.group(1))
 
-    return field("vgpr_count"), field("vgpr_spill_count") + field("sgpr_spill_count")
+    return field("vgpr_count"), field("vgpr_spill_count")

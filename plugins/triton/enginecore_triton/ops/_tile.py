@@ -73,9 +73,9 @@ def load_row_scales(side_ptr, row_N, inside_N, place_N, HEAD_SIZE: tl.constexpr,
 def bend(scores_MN, scale, soft_cap, slope_M, distance_MN):
     """Scores in units of log2 from dot products: scaled, capped, biased."""
     if soft_cap is not None:
-        # tanh(x) = 1 - 2 / (exp(2x) + 1), which neither overflows to NaN nor loses its sign.
-        scores_MN = scores_MN * (2.0 * scale / soft_cap)
-        scores_MN = (1.0 - 2.0 / (tl.exp2(scores_MN * LOG2E) + 1.0)) * (soft_cap * LOG2E)
+        # tanh(x) = 1 - 2 / (exp(2x) + 1), which is 1 long before the exponential overflows.
+        scores_MN = tl.minimum(scores_MN * (2.0 * LOG2E * scale / soft_cap), 60.0)
+        scores_MN = (1.0 - 2.0 / (tl.exp2(scores_MN) + 1.0)) * (soft_cap * LOG2E)
     else:
         scores_MN = scores_MN * (scale * LOG2E)
     if slope_M is not None:

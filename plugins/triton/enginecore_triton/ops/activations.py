@@ -33,8 +33,8 @@ def _act_and_mul(x_ptr, out_ptr, stride_x, stride_out, size, ACT: tl.constexpr, 
         active = 0.5 * wide * (1.0 + tl.erf(wide * 0.7071067811865476))
     else:
         inner = 0.7978845608028654 * (wide + 0.044715 * wide * wide * wide)
-        # tanh(x) = 1 - 2 / (exp(2x) + 1): at either end it reaches -1 and 1 without a NaN
-        active = 0.5 * wide * (2.0 - 2.0 / (tl.exp(2.0 * inner) + 1.0))
+        # tanh(x) = 1 - 2 / (exp(2x) + 1), which is 1 long before the exponential overflows
+        active = 0.5 * wide * (2.0 - 2.0 / (tl.exp(2.0 * tl.minimum(inner, 20.0)) + 1.0))
     product = active.to(gate.dtype).to(tl.float32) * up.to(tl.float32)
     tl.store(out_ptr + row * stride_out + offsets, product.to(out_ptr.dtype.element_ty), mask=inside)
 

@@ -1,8 +1,8 @@
 """Paged attention for a few tokens of each sequence, its context cut into parts that run side by side.
 
 One program takes the query heads of one key-value head, for all tokens of the sequence in this step, over one part of
-the context: grouped heads share every load. With more than one part, each writes its own result and the logarithm of its
-sum, and `merge_parts` joins them. (Flash-decoding: Dao and others, 2023.)
+the context: grouped heads share every load. With more than one part, each writes its own result and the logarithm of
+its sum, and `merge_parts` joins them. (Flash-decoding: Dao and others, 2023.)
 
     context   |---- part 0 ----|---- part 1 ----|-- part 2 --|     equal parts of the sequence's own length
     programs  (K, part, sequence): neighbours in the launch read neighbouring heads of the same blocks
@@ -102,8 +102,9 @@ def _paged_decode(
     )  # fmt: skip
 
     value_scale = load_scale(value_scale_ptr, kv_head, FORMAT, NATIVE_FP8)
-    # A part that a row sees nothing of has the sum 0 and the logarithm minus infinity: it weighs nothing in the merge.
-    out_MD = sum_MD * (value_scale / tl.where(total_M == 0.0, 1.0, total_M))[:, None]
+    # A part that a row sees nothing of has the sum 0 and a maximum of minus infinity: it weighs nothing in the merge.
+    total_M = tl.where(total_M == 0.0, 1.0, total_M)
+    out_MD = sum_MD * (value_scale / total_M)[:, None]
     if SPLIT:
         # part_ptr [S, QUERIES, H, parts, D] and log_ptr [S, QUERIES, H, parts], float32
         heads = tl.num_programs(0) * GROUP
