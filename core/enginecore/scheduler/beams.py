@@ -111,7 +111,7 @@ class Beams(Fairness):
         if group.resume is not None:
             root.token_ids = _common_start(group.resume)
         hashes = root.table.hashes[: len(root.token_ids) // self.config.block_size]
-        root.table = BlockTable(root.table.root, hashes=hashes)
+        root.table = BlockTable(root.table.root, hashes=hashes, tenant=root.tenant)
 
     # ---- a step's plan -------------------------------------------------------------------------------------------
 

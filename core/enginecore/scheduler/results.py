@@ -7,11 +7,12 @@ import numpy as np
 from enginecore.plan import IntArray, StepPlan, StepResult
 from enginecore.request import EngineOutput
 from enginecore.scheduler.beams import Beams
+from enginecore.scheduler.pinning import Pinning
 from enginecore.scheduler.sequence import Sequence
 from enginecore.scheduler.tiering import Tiering
 
 
-class Results(Beams, Tiering):
+class Results(Beams, Tiering, Pinning):
     """A base of `Scheduler`, which owns what is named here."""
 
     def _leave(self, sequence: Sequence) -> None:

@@ -21,6 +21,7 @@ import numpy as np
 
 from enginecore.kvcache import BlockPool, KVCacheManager
 from enginecore.kvcache.events import EventRecorder
+from enginecore.kvcache.eviction import Evictor
 from enginecore.kvcache.tiers import Tiers
 from enginecore.plan import BeamMove, IntArray, NewRequest, StepPlan
 from enginecore.randomness import request_seed
@@ -39,7 +40,9 @@ from enginecore.scheduler.tiering import NOTHING, Lift
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """`long_prefill_token_threshold` 0 means no cap a sequence; `watermark` is the share of blocks that admission
-    leaves free for running sequences to grow into. `copies_blocks` says whether plans may ask for copies of blocks."""
+    leaves free for running sequences to grow into. `copies_blocks` says whether plans may ask for copies of blocks.
+    `tenant_cache_floor` and `tenant_cache_cap` are shares of the blocks that a tenant's cached prefixes keep, and may
+    take."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -49,6 +52,8 @@ class SchedulerConfig:
     prefix_caching: bool = True
     policy: Literal["fcfs", "priority", "fair"] = "fcfs"
     tenant_weights: tuple[tuple[str, float], ...] = ()
+    tenant_cache_floor: float = 0.0
+    tenant_cache_cap: float = 1.0
     long_prefill_token_threshold: int = 0
     watermark: float = 0.01
     seed: int = 0
@@ -65,7 +70,7 @@ class Scheduler(Results):
         self.journal = journal or Journal()
         #: Changes of the prefix index, for whoever takes them after each step.
         self.events = EventRecorder(config.block_size, self.journal) if record_events else None
-        self.pool = BlockPool(config.num_blocks, self.events or self.journal)
+        self.pool = BlockPool(config.num_blocks, self.events or self.journal, _evictor(config))
         self.kv = KVCacheManager(self.pool, config.block_size, prefix_caching=config.prefix_caching)
         #: What was done for each tenant, under the policy "fair".
         self.share = FairShare(dict(config.tenant_weights)) if config.policy == "fair" else None
@@ -148,6 +153,7 @@ class Scheduler(Results):
     def schedule(self) -> StepPlan:
         """Plan a step: running sequences in order, then as many waiting ones as budget, slots and blocks allow."""
         self._take_in()
+        self.pool.expire_pins(self.journal.clock())
         if (way := self._to_make_way()) is not None:
             self._preempt(way[0], way[1].request_id)
         updates: list[tuple[int, int, list[int]]] = []
@@ -316,6 +322,7 @@ class Scheduler(Results):
             self.waiting.pop()
             if not sequence.admitted:
                 sequence.admitted = True
+                self._pin_prefix(sequence)
                 match_end = self._match_end(sequence, cached, donor)
                 forked_from = None if donor is None else donor.request_id
                 self.journal.admitted(sequence.request_id, cached, forked_from, match_end)
@@ -363,3 +370,8 @@ class Scheduler(Results):
             counts.host_blocks = self.tiers.host.num_ready
             counts.disk_blocks = self.tiers.disk.num_blocks if self.tiers.disk is not None else 0
         return copy(counts)
+
+
+def _evictor(config: SchedulerConfig) -> Evictor:
+    cap = int(config.tenant_cache_cap * config.num_blocks)
+    return Evictor(int(config.tenant_cache_floor * config.num_blocks), cap if cap < config.num_blocks else None)

@@ -66,7 +66,7 @@ class Sequence:
         self.group: BeamGroup | None = None
         #: Whose account its work goes on.
         self.tenant: str = request.tenant or request.cache_salt or ""
-        self.table = BlockTable(root_hash(request.cache_salt, request.adapter))
+        self.table = BlockTable(root_hash(request.cache_salt, request.adapter), tenant=self.tenant)
         #: None when not asked for or already delivered; else what has been collected so far.
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if request.params.prompt_logprobs is not None else None

@@ -90,7 +90,7 @@ class Tiering(Sharing):
         if lift.to_device:
             arrived = transfer.arrived if self.kv.publishes(table) else 0
             for i in range(lift.first, lift.first + arrived):
-                if self.pool.set_hash(table.blocks[i], table.hashes[i]) and self.events is not None:
+                if self.pool.set_hash(table.blocks[i], table.hashes[i], table.tenant) and self.events is not None:
                     parent = table.hashes[i - 1] if i else None
                     tokens = sequence.token_ids[i * size : (i + 1) * size]
                     self.events.blocks_stored([table.hashes[i]], parent, tokens)
