@@ -18,6 +18,7 @@ from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOut
 from enginecore.runner.grammar import GrammarStore
 from enginecore.scheduler import Scheduler, SchedulerConfig
 from enginecore.scheduler.journal import Journal
+from enginecore.scheduler.pinning import prefix_name
 
 #: Longest wait for blocks from a lower tier when nothing else runs: new requests are not looked at meanwhile.
 MAX_WAIT_S = 0.01
@@ -119,6 +120,18 @@ class Engine:
         """Nothing to do for a while: prepare what a request would have to wait for. Whether there is more to do."""
         self._grammars.warm_up()
         return self.scheduler.tidy()
+
+    def pin(self, token_ids: list[int], seconds: float, cache_salt: str | None = None) -> dict[str, Any] | None:
+        """Keep the full blocks of a prefix cached for so long; what came of it, None when too many are pinned."""
+        return self.scheduler.pin(prefix_name(token_ids, cache_salt), token_ids, seconds, cache_salt)
+
+    def unpin(self, name: str) -> bool:
+        """End a pin, an operator's or a request's; False when there is none of that name."""
+        return self.scheduler.unpin(name)
+
+    def list_pins(self) -> list[dict[str, Any]]:
+        """The pins there are."""
+        return self.scheduler.list_pins()
 
     def memory(self) -> dict[str, int]:
         """KV blocks by state, the token slots that running sequences hold and use, and bytes as measured."""

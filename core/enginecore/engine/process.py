@@ -26,7 +26,9 @@ from enginecore.request import StepOutputs
 logger = logging.getLogger("enginecore.engine")
 
 #: Methods that the frontend may call on the engine by name.
-CALLABLE = frozenset({"use_tokenizer", "reset_prefix_cache", "stats", "memory", "explain"})
+CALLABLE = frozenset(
+    {"use_tokenizer", "reset_prefix_cache", "stats", "memory", "explain", "pin", "unpin", "list_pins"}
+)
 
 #: After this long without anything to do, the engine prepares for what may come.
 IDLE_MS = 1500

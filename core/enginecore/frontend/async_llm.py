@@ -27,6 +27,7 @@ from enginecore.frontend.input_processor import InputProcessor, PreparedRequest,
 from enginecore.frontend.output_processor import Observer, OutputKind, OutputProcessor
 from enginecore.frontend.outputs import RequestOutput
 from enginecore.frontend.template_pool import TemplatePool
+from enginecore.frontend.tenancy import current_tenant
 from enginecore.frontend.tokenizer import Tokenizer
 from enginecore.models.store import resolve_model
 from enginecore.request import EngineStats, SamplingParams
@@ -176,6 +177,7 @@ class AsyncLLM:
         recent = self._recent[request_id] = []
         if len(self._recent) > MAX_RECENT:
             del self._recent[next(iter(self._recent))]
+        tenant = current_tenant.get()
         for key, request in enumerate(requests):
             internal_ids.append(self.input.internal_id())
             for engine_request in self._output.add(
@@ -183,6 +185,7 @@ class AsyncLLM:
             ):
                 if engine_request.grammar is not None and not self._follows_grammars:
                     self._tell_tokenizer(*grammar_tokenizer(self.tokenizer))
+                engine_request.tenant = tenant
                 self.client.add(engine_request)
                 recent.append(engine_request.request_id)
 

@@ -66,6 +66,8 @@ class PreparedRequest:
     priority: int = 0
     cache_salt: str | None = None
     form: AnswerForm = AnswerForm()
+    #: (tokens, seconds) of a prefix that is to stay cached.
+    pin_prefix: tuple[int, float] | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -95,6 +97,7 @@ class PreparedRequest:
                 priority=self.priority,
                 arrival_time=arrival_time,
                 cache_salt=self.cache_salt,
+                pin_prefix=self.pin_prefix,
                 cached_prompt=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
                 fork_of=f"{internal_id}_0" if index else None,
                 grammar=self.form.grammar,

@@ -12,6 +12,12 @@ from enginecore.scheduler.sharing import Sharing
 OF_REQUEST = "prefix-"
 
 
+def prefix_name(token_ids: list[int], cache_salt: str | None) -> str:
+    """What an operator's pin of a prefix is called: the same for the same prefix."""
+    whole = block_hashes(root_hash(cache_salt), token_ids, len(token_ids)) if token_ids else [root_hash(cache_salt)]
+    return f"pin-{whole[0].hex()[:32]}"
+
+
 class Pinning(Sharing):
     """A base of `Scheduler`, which owns what is named here."""
 
