@@ -13,7 +13,7 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from enginecore.frontend.async_llm import AsyncLLM
-from enginecore.server import account, admin, info, responses, responses_kept
+from enginecore.server import account, admin, info, pins, responses, responses_kept
 from enginecore.server.args import ServerArgs
 from enginecore.server.chat import chat_completions
 from enginecore.server.completions import completions
@@ -45,19 +45,29 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("GET", "/v1/fingerprint/{fingerprint_id}", info.fingerprint_by_id),
     ("GET", "/v1/memory", account.memory),
     ("GET", "/v1/requests/{request_id:path}/explain", account.explain),
+    ("POST", "/v1/cache/pin", pins.pin),
+    ("POST", "/v1/cache/unpin", pins.unpin),
+    ("GET", "/v1/cache/pins", pins.pins),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("GET", "/health", info.health),
     ("GET", "/ping", info.health),
     ("POST", "/ping", info.health),
     ("GET", "/version", info.version),
+    ("GET", "/load", info.load),
+    ("GET", "/server_info", admin.server_info),
+    ("POST", "/sleep", admin.sleep),
+    ("POST", "/wake_up", admin.wake_up),
+    ("GET", "/is_sleeping", admin.is_sleeping),
     ("GET", "/metrics", info.metrics),
     ("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
 )
 
 
 class App:
-    """The application. `state` is what the routes share."""
+    """The application. `state` is what the routes share; `routes` are (method, path, handler)."""
+
+    routes = _ROUTES
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app

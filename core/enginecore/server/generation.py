@@ -18,6 +18,7 @@ from enginecore.frontend.outputs import RequestOutput
 from enginecore.frontend.tools.plan import Plan
 from enginecore.request import SamplingParams
 from enginecore.server.errors import JSON
+from enginecore.server.keys import Tally
 from enginecore.server.protocol import SamplingFields
 from enginecore.server.sse import EventStream, event, unless_gone
 from enginecore.server.state import ServerState
@@ -67,12 +68,16 @@ async def prepare_all(state: ServerState, prepare: Sequence[Callable[[], Prepare
 async def run_to_end(request: Request, job: Job, submitted: Callable[[], None]) -> list[RequestOutput]:
     """The final outputs of all prompts, in order. The client's hanging up aborts them."""
 
+    tally: Tally = request.state.tally
+
     async def collect() -> list[RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
         stream = job.state.llm.stream(job.prompts, request_id=job.request_id, kind="final", submitted=submitted)
         async with contextlib.aclosing(stream):
             async for news in stream:
                 outputs.update(news)
+                for key, output in news:
+                    tally.update(key, output)
         return [outputs[key] for key in range(len(job.prompts))]
 
     return await unless_gone(request, collect())
@@ -87,6 +92,7 @@ async def stream_events(
     """
     options = job.body.stream_options
     include_usage = options is not None and bool(options.include_usage)
+    tally: Tally = request.state.tally
 
     async def generate() -> AsyncGenerator[bytes, None]:
         usage = Usage()
@@ -95,6 +101,7 @@ async def stream_events(
             async for news in stream:
                 parts = []
                 for key, output in news:
+                    tally.update(key, output)
                     if include_usage:
                         usage.update(key, output)
                     parts.append(writer.chunks(key, output))

@@ -41,6 +41,19 @@ async def health(state: ServerState, request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
+async def load(state: ServerState, request: Request) -> Response:
+    """What balancers ask: requests in flight, sequences running and waiting, and how full the cache is."""
+    stats = state.llm.stats
+    used = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
+    answer = {
+        "server_load": state.in_flight - 1,  # without this one
+        "num_running": stats.num_running,
+        "num_waiting": stats.num_waiting,
+        "kv_cache_usage": used,
+    }
+    return json_response(answer)
+
+
 async def version(state: ServerState, request: Request) -> Response:
     return json_response({"version": __version__})
 

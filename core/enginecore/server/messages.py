@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -18,6 +18,7 @@ from enginecore.server.body import check_fields, checked, convert, read_object
 from enginecore.server.errors import ApiError
 from enginecore.server.generation import json_response
 from enginecore.server.messages_convert import (
+    TTL_SECONDS,
     Breakpoint,
     Conversation,
     convert_conversation,
@@ -60,9 +61,8 @@ class _Job:
 
 
 async def messages(state: ServerState, request: Request) -> Response | ASGIApp:
-    request_id: str = request.state.request_id
     raw = await read_object(request)
-    turn, chat = await checked(request, functools.partial(_check, state, raw, request_id))
+    turn, chat = await checked(request, functools.partial(_check, state, raw, request))
     with state.reserve(1) as submitted:
         job = await unless_gone(request, state.llm.off_loop(_prepare, turn, chat))
         if not turn.body.stream:
@@ -73,19 +73,20 @@ async def messages(state: ServerState, request: Request) -> Response | ASGIApp:
         return await _stream(request, job, submitted)
 
 
-def _check(state: ServerState, raw: dict[str, Any], request_id: str) -> tuple[Turn, Conversation]:
+def _check(state: ServerState, raw: dict[str, Any], request: Request) -> tuple[Turn, Conversation]:
+    request_id = request.state.request_id
     check_fields(raw, KNOWN_MESSAGES, UNSUPPORTED, strict=state.args.strict_fields, request_id=request_id)
-    return _turn(state, convert(raw, MessagesRequest), raw, request_id)
+    return _turn(state, convert(raw, MessagesRequest), raw, request)
 
 
 def _turn(
-    state: ServerState, body: CountTokensRequest, raw: dict[str, Any], request_id: str
+    state: ServerState, body: CountTokensRequest, raw: dict[str, Any], request: Request
 ) -> tuple[Turn, Conversation]:
     state.check_model(body.model)
     chat = convert_conversation(body)
     fields = extra_fields(raw) | convert_tools(body) | convert_settings(body)
     fields |= {"messages": chat.messages, "continue_final_message": is_prefill(chat)}
-    return check_turn(state, request_id, fields), chat
+    return check_turn(state, request, fields), chat
 
 
 def _prepare(turn: Turn, chat: Conversation) -> _Job:
@@ -95,6 +96,7 @@ def _prepare(turn: Turn, chat: Conversation) -> _Job:
     if chat.breakpoint is None:
         return _Job(turn, chat, prompt, Cached())
     tokens = _tokens_before(turn, chat.breakpoint, prompt)
+    prompt = replace(prompt, pin_prefix=(tokens, float(TTL_SECONDS[chat.breakpoint.ttl])))
     return _Job(turn, chat, prompt, Cached(asked=True, tokens=tokens, ttl=chat.breakpoint.ttl))
 
 
@@ -154,7 +156,7 @@ async def count_tokens(state: ServerState, request: Request) -> Response:
     def count() -> int:
         request_id = request.state.request_id
         check_fields(raw, KNOWN_COUNT, UNSUPPORTED, strict=state.args.strict_fields, request_id=request_id)
-        turn, _ = _turn(state, convert(raw, CountTokensRequest), {}, request_id)
+        turn, _ = _turn(state, convert(raw, CountTokensRequest), {}, request)
         return len(state.llm.tokenizer.encode(render_turn(turn), add_special_tokens=False))
 
     return json_response({"input_tokens": await unless_gone(request, state.llm.off_loop(count))})

@@ -24,6 +24,7 @@ from enginecore.frontend.tools.answer import PlannedAnswer
 from enginecore.server.body import check_fields, checked, convert, read_object
 from enginecore.server.errors import ApiError, as_api_error
 from enginecore.server.generation import json_response
+from enginecore.server.keys import Client
 from enginecore.server.logprobs import chat_logprobs
 from enginecore.server.responses_convert import convert_settings, convert_tools, input_items, new_id, to_messages
 from enginecore.server.responses_protocol import KNOWN_RESPONSES, UNSUPPORTED, ResponsesRequest
@@ -57,18 +58,19 @@ class _Job:
 
 def owner_of(request: Request) -> str:
     """The name of the key that a request came with: its responses are its own."""
-    name: str = getattr(request.state, "client", "")
-    return name
+    client: Client = request.state.client
+    return client.name
 
 
 async def create(state: ServerState, request: Request) -> Response | ASGIApp:
     raw = await read_object(request)
-    job = await checked(request, functools.partial(_check, state, raw, request.state.request_id, owner_of(request)))
+    job = await checked(request, functools.partial(_check, state, raw, request))
     with contextlib.ExitStack() as room:
         submitted = room.enter_context(state.reserve(1))
         prompt = await unless_gone(request, state.llm.off_loop(_prepare, job))
         run = _Run(job, prompt, submitted)
         if job.body.background:
+            room.enter_context(request.state.client.hold())
             stored = run.start_background(room.pop_all())
             if job.body.stream:
                 return await open_stream(request, stored.follow(-1), lambda error: b"")
@@ -78,7 +80,8 @@ async def create(state: ServerState, request: Request) -> Response | ASGIApp:
         return json_response(await unless_gone(request, run.to_end()))
 
 
-def _check(state: ServerState, raw: dict[str, Any], request_id: str, owner: str) -> _Job:
+def _check(state: ServerState, raw: dict[str, Any], request: Request) -> _Job:
+    request_id, owner = request.state.request_id, owner_of(request)
     check_fields(raw, KNOWN_RESPONSES, UNSUPPORTED, strict=state.args.strict_fields, request_id=request_id)
     body = convert(raw, ResponsesRequest)
     state.check_model(body.model)
@@ -93,7 +96,7 @@ def _check(state: ServerState, raw: dict[str, Any], request_id: str, owner: str)
         items = [*earlier.items, *earlier.response["output"], *items]
     fields = extra_fields(raw) | convert_tools(body) | convert_settings(body)
     fields["messages"] = to_messages(items, body.instructions)
-    return _Job(check_turn(state, request_id, fields), body, items, owner)
+    return _Job(check_turn(state, request, fields), body, items, owner)
 
 
 def _prepare(job: _Job) -> PreparedRequest:
@@ -238,7 +241,7 @@ async def input_tokens(state: ServerState, request: Request) -> Response:
     raw = await read_object(request)
 
     def count() -> int:
-        job = _check(state, raw, request.state.request_id, owner_of(request))
+        job = _check(state, raw, request)
         return len(state.llm.tokenizer.encode(render_turn(job.turn), add_special_tokens=False))
 
     tokens = await unless_gone(request, state.llm.off_loop(count))

@@ -15,6 +15,7 @@ from enginecore.metrics import Metrics
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ApiError
 from enginecore.server.fingerprint import fingerprint
+from enginecore.server.keys import Keyring
 from enginecore.server.responses_store import ResponseStore
 
 
@@ -28,10 +29,9 @@ class ServerState:
         self.model_name = llm.config.served_model_name
         self.metrics = llm.observer if isinstance(llm.observer, Metrics) else self._own_metrics(llm)
         self.metrics.stats = lambda: llm.stats
+        self.keys = Keyring(args)
         self.responses = ResponseStore(args.max_stored_responses, args.max_stored_bytes)
-        self.dialect = find_dialect(
-            llm.renderer.source, llm.tokenizer, args.tool_call_parser, args.reasoning_parser
-        )
+        self.dialect = find_dialect(llm.renderer.source, llm.tokenizer, args.tool_call_parser, args.reasoning_parser)
         self.draining = False
         self.in_flight = 0
         self._reserved = 0

@@ -22,6 +22,7 @@ from enginecore.frontend.tools.plan import Plan
 from enginecore.request import SamplingParams
 from enginecore.server.body import convert
 from enginecore.server.chat import plan_of
+from enginecore.server.keys import Tally
 from enginecore.server.protocol import ChatRequest
 from enginecore.server.sampling import chat_params
 from enginecore.server.sse import EventStream, StreamEnd, unless_gone
@@ -37,10 +38,11 @@ EXTRA_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A checked request. `asked` says whether max_tokens is the client's own."""
+    """A checked request. `asked` says whether max_tokens is the client's own; `tally` counts its tokens."""
 
     state: ServerState
     request_id: str
+    tally: Tally
     body: ChatRequest
     params: SamplingParams
     asked: bool
@@ -51,11 +53,11 @@ class Turn:
         return PlannedAnswer(self.plan, prompt.form)
 
 
-def check_turn(state: ServerState, request_id: str, chat: dict[str, Any]) -> Turn:
+def check_turn(state: ServerState, request: Request, chat: dict[str, Any]) -> Turn:
     """The turn that a chat request's fields ask for. ParameterError for what is wrong with them."""
     body = convert({name: value for name, value in chat.items() if value is not None}, ChatRequest)
     params, asked = chat_params(body, state.llm.defaults, state.llm.config.max_logprobs)
-    return Turn(state, request_id, body, params, asked, plan_of(state, body, params))
+    return Turn(state, request.state.request_id, request.state.tally, body, params, asked, plan_of(state, body, params))
 
 
 def extra_fields(raw: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +109,8 @@ async def outputs(
     )
     async with contextlib.aclosing(stream):
         async for news in stream:
-            for _, output in news:
+            for key, output in news:
+                turn.tally.update(key, output)
                 yield output
 
 
