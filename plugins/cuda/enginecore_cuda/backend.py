@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enginecore.device import BackendContext, Capabilities
+from enginecore.device import AttentionBackend, BackendContext, Capabilities
 from enginecore.device.accelerator import AcceleratorBackend, PooledMemory, Runtime, collectives_of
 from enginecore.device.limits import memory_limit
 from enginecore_triton import DeviceDescription
@@ -39,7 +39,13 @@ class CudaBackend(AcceleratorBackend):
             ranks = runtime.device_count() if self.collective_backend else 1
             return capabilities_of(self.gpu, computed, graphs=graphs, world_size=ranks)
 
-        equip(self, description, claim, "the option kernels says so" if ctx.options.get("kernels") == "torch" else "")
+        def improve(kernels: AttentionBackend) -> AttentionBackend:
+            from enginecore_cuda.attention import with_providers
+
+            return with_providers(kernels, self.gpu.architecture)
+
+        why_not = "the option kernels says so" if ctx.options.get("kernels") == "torch" else ""
+        equip(self, description, claim, why_not, improve)
 
 
 def make_memory(gpu: Gpu, runtime: Runtime) -> PooledMemory:

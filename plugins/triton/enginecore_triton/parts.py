@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from enginecore.device.accelerator import AcceleratorBackend, GuardedOps, PooledGraphs, guarded_attention
@@ -92,12 +92,13 @@ def equip(
     description: DeviceDescription,
     claim: Callable[[Capabilities, bool], Capabilities],
     why_not: str = "",
+    improve: Callable[[AttentionBackend], AttentionBackend] | None = None,
 ) -> None:
     """Give `backend` its capabilities, attention, ops and graphs: the kernels, or torch's references when `why_not` or
     the compiler says so.
 
     `claim(computed, graphs)` is what the device makes of what attention and ops compute; `graphs` says whether steps
-    can be captured.
+    can be captured. `improve` may put something around the kernels' attention.
     """
     from enginecore.ops.torch_backend import TORCH_CAPABILITIES, ReferenceOps, TorchAttention
 
@@ -105,6 +106,8 @@ def equip(
     device, graphs, kernels = runtime.device(), runtime.can_capture(), Kernels(reason=why_not)
     if not why_not:
         kernels = load_kernels(description, lambda computed: claim(computed, graphs), device)
+    if kernels.attention is not None and improve is not None:
+        kernels = replace(kernels, attention=improve(kernels.attention))
     # The reference looks at lengths on the host, which cannot be recorded.
     reference = TorchAttention(claim(TORCH_CAPABILITIES, False))
     attention = guarded_attention(kernels.attention, reference, cannot_build, device, kernels.reason)
