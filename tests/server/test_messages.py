@@ -115,6 +115,7 @@ async def test_cache_control_and_its_figures() -> None:
         head = len(ToyTokenizer().encode("<|start|>system\n" + long))
         assert usage["cache_creation_input_tokens"] == head - head % 16 > 90, "whole blocks before the mark"
         assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == usage["cache_creation_input_tokens"]
+        assert server.engine.requests[0].pin_prefix == (usage["cache_creation_input_tokens"], 3600.0)
         total = len(server.engine.requests[0].prompt_token_ids)
         assert usage["input_tokens"] == total - usage["cache_creation_input_tokens"]
         server.engine.cached = 64
