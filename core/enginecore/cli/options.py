@@ -125,9 +125,35 @@ LongPrefillTokenThreshold = Annotated[
 SchedulingPolicy = Annotated[
     str,
     typer.Option(
-        metavar="fcfs|priority",
-        help="Who waits: first come, first served, or by the priority in the request (smaller goes first).",
+        metavar="fcfs|priority|fair",
+        help="Who waits: first come, first served; by the priority in the request (smaller goes first); or whose "
+        "tenant has had the least done. A tenant is the name of an API key where there are several, else the "
+        "cache_salt.",
         rich_help_panel=SCHEDULING,
+    ),
+]
+TenantWeight = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TENANT=WEIGHT",
+        help="Under the policy fair: a tenant's share relative to others, who have 1; may be repeated.",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+TenantCacheFloor = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the KV blocks that each tenant's cached prefixes keep while others press, such as 0.05.",
+        rich_help_panel=MEMORY,
+    ),
+]
+TenantCacheCap = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the KV blocks that one tenant's cached prefixes may take at most, such as 0.5.",
+        rich_help_panel=MEMORY,
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of requests that bring none.", rich_help_panel=SCHEDULING)]

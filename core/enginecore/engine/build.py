@@ -44,6 +44,12 @@ from enginecore.runner.profile import can_measure, measure_activations
 
 logger = logging.getLogger("enginecore.engine")
 
+#: Settings that the engine runs on as they were given.
+_UNCHANGED = (
+    "long_prefill_token_threshold", "block_size", "enable_prefix_caching", "scheduling_policy", "seed", "max_logprobs",
+    "fuse", "strict_ops", "tenant_weights", "tenant_cache_floor", "tenant_cache_cap",
+)  # fmt: skip
+
 
 @dataclass
 class _Site:
@@ -373,10 +379,7 @@ def _split_budget(
 
 def _engine_config(site: _Site, vocab_size: int, max_model_len: int, num_blocks: int) -> EngineConfig:
     args, settings = site.args, site.settings
-    values: dict[str, Any] = {
-        name: getattr(args, name)
-        for name in ("long_prefill_token_threshold", "block_size", "enable_prefix_caching", "scheduling_policy", "seed")
-    }
+    values: dict[str, Any] = {name: getattr(args, name) for name in _UNCHANGED}
     return EngineConfig(
         model=args.model,
         model_path=site.files.path,
@@ -389,10 +392,7 @@ def _engine_config(site: _Site, vocab_size: int, max_model_len: int, num_blocks:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_blocks=num_blocks,
-        max_logprobs=args.max_logprobs,
         quantization=None if args.quantization == "auto" else args.quantization,
-        fuse=args.fuse,
-        strict_ops=args.strict_ops,
         copies_blocks=site.backend.runtime is None or runtime_copies_blocks(site.backend.runtime),
         choices=site.choices.made,
         **values,

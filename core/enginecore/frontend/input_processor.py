@@ -252,7 +252,7 @@ class InputProcessor:
             raise ParameterError("priority must be a signed 64-bit integer", param="priority")
         if priority and self.config.scheduling_policy != "priority":
             raise ParameterError(
-                "priority has no effect under the fcfs policy",
+                f"priority has no effect under the {self.config.scheduling_policy} policy",
                 param="priority",
                 fix="start with --scheduling-policy priority",
             )
