@@ -11,9 +11,9 @@ from enginecore.engine.account import MemoryAccount
 from enginecore.engine.exhausted import lose_step
 from enginecore.engine.grammar_gate import GrammarGate
 from enginecore.engine.kv_events import EventPublisher
-from enginecore.errors import OutOfDeviceMemory
+from enginecore.errors import OutOfDeviceMemory, UnsupportedError
 from enginecore.kvcache.tiers import Tiers
-from enginecore.parallel.executor import Executor
+from enginecore.parallel.executor import Executor, Sleeping
 from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs
 from enginecore.runner.grammar import GrammarStore
 from enginecore.scheduler import Scheduler, SchedulerConfig
@@ -41,6 +41,7 @@ class Engine:
         self._refused: list[EngineOutput] = []
         self._grammars = GrammarGate(grammars)
         self._graph_replays = self._eager_steps = self._lost_steps = 0
+        self._asleep = False
         #: Who owns which bytes of the device, for the log of a step that ran out of memory.
         self.ledger: dict[str, int] = {}
         self.account: MemoryAccount | None = None
@@ -56,6 +57,8 @@ class Engine:
             self._grammars.hold(request)
 
     def _schedule(self, request: EngineRequest, problem: str | None = None) -> None:
+        if self._asleep:
+            problem = "the engine is asleep: wake it up (POST /wake_up), then try again"
         problem = problem or self.scheduler.add(request)
         if problem is not None:
             self._refused.append(EngineOutput(request.request_id, [], finish_reason="error", error=problem))
@@ -106,6 +109,28 @@ class Engine:
         stats.graph_replays, stats.eager_steps = self._graph_replays, self._eager_steps
         stats.lost_steps = self._lost_steps
         return stats
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back until `wake_up`: weights wait in host memory, cached prefixes are forgotten."""
+        if level != 1:
+            raise UnsupportedError(f"sleep level {level} is not supported", fix="level 1 keeps weights in host memory")
+        if self.has_work():
+            raise UnsupportedError("requests are running or waiting", fix="sleep when the engine is idle")
+        if not isinstance(self.executor, Sleeping):
+            raise UnsupportedError("this engine's executor cannot give memory back while idle")
+        if not self._asleep:
+            self.executor.sleep()
+            self._asleep = True
+            self.reset_prefix_cache()
+
+    def wake_up(self) -> None:
+        """Undo `sleep`. Raises OutOfDeviceMemory, and may be tried again."""
+        if self._asleep and isinstance(self.executor, Sleeping):
+            self.executor.wake_up()
+            self._asleep = False
+
+    def is_sleeping(self) -> bool:
+        return self._asleep
 
     def reset_prefix_cache(self) -> int:
         count = self.scheduler.reset_prefix_cache()

@@ -28,6 +28,7 @@ logger = logging.getLogger("enginecore.engine")
 #: Methods that the frontend may call on the engine by name.
 CALLABLE = frozenset(
     {"use_tokenizer", "reset_prefix_cache", "stats", "memory", "explain", "pin", "unpin", "list_pins"}
+    | {"sleep", "wake_up", "is_sleeping"}
 )
 
 #: After this long without anything to do, the engine prepares for what may come.
@@ -96,7 +97,11 @@ class EngineProcess:
         except TypeError as error:
             self._send(channel.VALUE, (call_id, None, f"{method}: {error}"))
             return
-        self._send(channel.VALUE, (call_id, function(*arguments), None))
+        try:
+            value, problem = function(*arguments), None
+        except EngineCoreError as error:  # refused, and nothing has changed
+            value, problem = None, str(error)
+        self._send(channel.VALUE, (call_id, value, problem))
 
     def _send(self, kind: bytes, body: Any) -> None:
         self._outbox.send_multipart([kind, channel.encode(body)])

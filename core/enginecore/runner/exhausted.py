@@ -7,19 +7,28 @@ can hope for free memory.
 from __future__ import annotations
 
 import traceback
+from typing import Protocol
 
 from enginecore.device import Backend
 from enginecore.errors import OutOfDeviceMemory
 from enginecore.parallel.executor import Worker
 from enginecore.plan import StepPlan, StepResult
+from enginecore.runner.model import StepModel
+from enginecore.runner.sleep import Sleeper
+
+
+class ModelWorker(Worker, Protocol):
+    @property
+    def model(self) -> StepModel: ...
 
 
 class MemoryGuard:
     """A worker around another: exhausted memory comes out as OutOfDeviceMemory, with the figures of that moment, after
-    what the step had taken was given back. Other errors pass."""
+    what the step had taken was given back. Other errors pass. It also puts the worker's model to sleep."""
 
-    def __init__(self, worker: Worker, backend: Backend) -> None:
-        self._worker, self._memory = worker, backend.memory
+    def __init__(self, worker: ModelWorker, backend: Backend) -> None:
+        self._worker, self._backend, self._memory = worker, backend, backend.memory
+        self._sleeper: Sleeper | None = None
 
     def execute(self, plan: StepPlan) -> StepResult:
         try:
@@ -41,3 +50,12 @@ class MemoryGuard:
 
     def reference_ops(self) -> list[str]:
         return self._worker.reference_ops()
+
+    def sleep(self) -> None:
+        if self._sleeper is None:
+            self._sleeper = Sleeper(self._backend, self._worker.model)
+        self._sleeper.sleep()
+
+    def wake_up(self) -> None:
+        assert self._sleeper is not None, "it was not put to sleep"
+        self._sleeper.wake()

@@ -70,6 +70,16 @@ class GraphedModel:
         self.failure: str | None = None
         self.replayed = False
 
+    @property
+    def paged(self) -> PagedModel:
+        return self._model
+
+    def release(self) -> None:
+        """Give the graphs up; steps run eagerly until `capture` is called again."""
+        self._handles.clear()
+        self.sizes = []
+        self._graphs.release()
+
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def capture(self) -> None:
         """Capture what the backend plans to, within the budget; a failure ends it and leaves what there is."""

@@ -38,6 +38,14 @@ class PagedModel:
         self._device = backend.torch_device()
         self._kv_caches = kv_caches
 
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def kv_caches(self) -> list[torch.Tensor]:
+        return self._kv_caches
+
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
 

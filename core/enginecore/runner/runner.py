@@ -35,6 +35,10 @@ class ModelRunner:
         self.grammars = Grammars(GrammarStore(vocab_size), device)
         self._sampler = Sampler(max_num_seqs, vocab_size, device, ops, self.grammars)
 
+    @property
+    def model(self) -> StepModel:
+        return self._model
+
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a plan that is not empty; blocks until its tokens are known."""
