@@ -6,6 +6,7 @@
 #   make lint             ruff and mypy
 #   make bench            offline throughput of the built-in workload      MODEL=... DEVICE=... ARGS="--repeat 3"
 #   make conformance      the conformance kit against one device            DEVICE=...
+#   make kernels          every Triton kernel compiled, without a GPU        ARGS="--arch sm_90 --op rms_norm"
 #   make install          only the environment                              PYTHON=python3.12 PIP_ARGS="..."
 
 MODEL  ?= smollm2-135m
@@ -29,7 +30,7 @@ NATIVE   := $(shell find plugins -not -path '*/build/*' \( -name '*.cpp' -o -nam
 INPUTS   := Makefile pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml) $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test lint format bench conformance docs clean
+.PHONY: help install serve demo test lint format bench conformance kernels docs clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -64,6 +65,9 @@ bench: $(STAMP)
 
 conformance: $(STAMP)
 	$(BIN)/enginecore conformance --device $(DEVICE) $(ARGS)
+
+kernels: $(STAMP)
+	$(BIN)/python -m enginecore_triton.aot $(ARGS)
 
 docs: $(STAMP)
 	$(BIN)/python tools/write_cli_docs.py

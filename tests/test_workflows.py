@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import subprocess
 from pathlib import Path
@@ -44,6 +45,42 @@ def test_scripts_are_shell_and_their_options_exist(path: Path) -> None:
             assert used <= known, (words, used - known)
 
 
+def expanded(path: Path) -> list[str]:
+    """The scripts of a workflow, one for each of the matrix where they name it."""
+    found = []
+    for job in load(path)["jobs"].values():
+        matrix = job.get("strategy", {}).get("matrix", {})
+        rows = matrix.get("include") or [{"plugin": name} for name in matrix.get("plugin", [""])]
+        for row in rows if isinstance(rows, list) else []:
+            for step in job.get("steps", []):
+                text = step.get("run", "")
+                found.append(re.sub(r"\$\{\{ matrix\.(\w+) \}\}", lambda m, row=row: str(row.get(m[1], m[0])), text))
+    return found
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.yml")), ids=lambda path: path.name)
+def test_what_the_scripts_name_exists(path: Path) -> None:
+    """Targets of make, modules of python -m, files of the repository, architectures of the compiler."""
+    from enginecore_triton.targets import TARGETS
+
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for script in expanded(path):
+        assert set(re.findall(r"\bmake ([a-z]+)", script)) <= targets, script
+        for module in re.findall(r"python -m ([\w.]+)", script):
+            assert module in ("venv", "build") or importlib.util.find_spec(module), script
+        for name in re.findall(r"(?<![\w/.-])(?:\./)?((?:plugins|tests|\.ci|docs|tools)/[\w./-]+)", script):
+            assert (ROOT / name).exists(), (name, script)
+        assert set(re.findall(r"--arch (\w+)", script)) <= set(TARGETS), script
+        assert "{{ matrix" not in script or path == REUSABLE, script
+
+
+def test_every_architecture_of_the_compiler_is_compiled_for() -> None:
+    from enginecore_triton.targets import TARGETS
+
+    compiled = {arch for script in expanded(FOLDER / "backends.yml") for arch in re.findall(r"--arch (\w+)", script)}
+    assert compiled == set(TARGETS)
+
+
 def test_callers_give_the_reusable_workflow_what_it_takes() -> None:
     inputs = load(REUSABLE)["on"]["workflow_call"]["inputs"]
     assert inputs["device"]["required"] and all("description" in given for given in inputs.values())
@@ -61,7 +98,7 @@ def test_callers_give_the_reusable_workflow_what_it_takes() -> None:
 def test_every_backend_of_the_repository_is_in_the_matrix() -> None:
     jobs = load(FOLDER / "backends.yml")["jobs"]
     called = {job["with"]["path"].removeprefix("plugins/") for job in jobs.values() if "uses" in job}
-    matrix = set(jobs["without_hardware"]["strategy"]["matrix"]["plugin"])
+    matrix = {row["plugin"] for row in jobs["without_hardware"]["strategy"]["matrix"]["include"]}
     devices = {path.parent.name for path in (ROOT / "plugins").glob("*/pyproject.toml")} - {"triton"}
     assert devices <= called | matrix
 

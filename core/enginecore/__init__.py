@@ -9,14 +9,16 @@ from enginecore._version import __version__
 if TYPE_CHECKING:
     from enginecore.device.hookspecs import hookimpl
     from enginecore.frontend.async_llm import AsyncLLM
+    from enginecore.frontend.beam_search import BeamSearchParams
     from enginecore.frontend.llm import LLM
     from enginecore.request import SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "SamplingParams", "__version__", "hookimpl"]
+__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "SamplingParams", "__version__", "hookimpl"]
 
 _HOMES = {
     "LLM": "enginecore.frontend.llm",
     "AsyncLLM": "enginecore.frontend.async_llm",
+    "BeamSearchParams": "enginecore.frontend.beam_search",
     "SamplingParams": "enginecore.request",
     "hookimpl": "enginecore.device.hookspecs",
 }

@@ -39,8 +39,14 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     that one prompt gets in a step (0: only the step's budget caps it). `quantization`: None or "auto" computes with
     weights in `dtype`, whatever the file has; "gguf" keeps a GGUF file's blocks as they are; "int8" turns the weights
     of any checkpoint into bytes. Both round activations to bytes. `device_options` go to the plugin as they are.
-    `kv_events_endpoint` publishes changes of the prefix cache (ZeroMQ, such as tcp://*:5557) under `kv_events_topic`
-    (default kv@HOST@MODEL); `kv_events_replay` is where those that were missed can be asked for.
+    Steps replay captured graphs where the device can, unless `enforce_eager`; `require_graphs` makes it an error when
+    graphs cannot be captured. `kv_events_endpoint` publishes changes of the prefix cache (ZeroMQ, such as tcp://*:5557)
+    under `kv_events_topic` (default kv@HOST@MODEL); `kv_events_replay` is where those that were missed can be asked
+    for. `kv_host_memory` (bytes) and `kv_disk` (a folder of at most `kv_disk_size` bytes; 10 GiB) keep copies of KV
+    blocks, for prompts that begin with what the device's cache has lost; those on disk outlive the process.
+    A tenant is the name of an API key where a server has several, else a cache salt. `scheduling_policy` "fair" shares
+    the work of steps among tenants, by their `tenant_weights` (1 for who is not named). Of the cache's blocks, cached
+    prefixes of each tenant keep the share `tenant_cache_floor` while others press, and take `tenant_cache_cap` at most.
     """
 
     model: str = DEFAULT_MODEL
@@ -57,7 +63,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_memory: int | None = None
     memory_utilization: float | None = None
     enable_prefix_caching: bool = True
-    scheduling_policy: Literal["fcfs", "priority"] = "fcfs"
+    scheduling_policy: Literal["fcfs", "priority", "fair"] = "fcfs"
+    tenant_weights: dict[str, float] = {}
+    tenant_cache_floor: float = 0.0
+    tenant_cache_cap: float = 1.0
     seed: int = 0
     max_logprobs: int = 20
     max_waiting: int = 1024
@@ -67,7 +76,12 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     allow_pickle: bool = False
     fuse: bool = True
     strict_ops: bool = False
+    enforce_eager: bool = False
+    require_graphs: bool = False
     num_threads: int | None = None
+    kv_host_memory: int | None = None
+    kv_disk: str | None = None
+    kv_disk_size: int | None = None
     kv_events_endpoint: str | None = None
     kv_events_replay: str | None = None
     kv_events_topic: str | None = None
@@ -75,6 +89,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "kv_cache_memory", "num_threads"):
+            self._at_least(name, 1)
+        for name in ("kv_host_memory", "kv_disk_size"):
             self._at_least(name, 1)
         for name in ("long_prefill_token_threshold", "max_logprobs", "max_waiting"):
             self._at_least(name, 0)
@@ -95,6 +111,26 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.kv_cache_memory is not None and self.num_blocks is not None:
             raise ParameterError("give kv_cache_memory or num_blocks, not both", param="num_blocks")
+        self._check_tenants()
+        for name in ("kv_host_memory", "kv_disk"):
+            if getattr(self, name) is not None and not self.enable_prefix_caching:
+                raise ParameterError(f"{name} keeps cached prefixes: it needs prefix caching", param=name)
+        if self.kv_disk is not None and not self.kv_disk.strip():
+            raise ParameterError("kv_disk must name a folder", param="kv_disk")
+        if self.enforce_eager and self.require_graphs:
+            raise ParameterError("give enforce_eager or require_graphs, not both", param="require_graphs")
+
+    def _check_tenants(self) -> None:
+        for tenant, weight in self.tenant_weights.items():
+            if not (math.isfinite(weight) and weight > 0):
+                raise ParameterError(f"tenant_weights: {tenant!r} must have a weight above 0", param="tenant_weights")
+        if self.tenant_weights and self.scheduling_policy != "fair":
+            raise ParameterError("tenant_weights need the scheduling policy fair", param="tenant_weights")
+        for name in ("tenant_cache_floor", "tenant_cache_cap"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ParameterError(f"{name} must be from 0 to 1, got {getattr(self, name)}", param=name)
+        if self.tenant_cache_floor > self.tenant_cache_cap:
+            raise ParameterError("tenant_cache_floor is above tenant_cache_cap", param="tenant_cache_floor")
 
     def _at_least(self, name: str, low: int) -> None:
         value = getattr(self, name)
@@ -121,13 +157,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_size: int
     num_blocks: int
     enable_prefix_caching: bool
-    scheduling_policy: Literal["fcfs", "priority"]
+    scheduling_policy: Literal["fcfs", "priority", "fair"]
     seed: int
     max_logprobs: int
     quantization: str | None = None
     fuse: bool = True
     strict_ops: bool = False
     copies_blocks: bool = True
+    tenant_weights: dict[str, float] = {}
+    tenant_cache_floor: float = 0.0
+    tenant_cache_cap: float = 1.0
     choices: list[tuple[str, str, str]] = []
 
 

@@ -101,6 +101,11 @@ class UnsupportedError(DeviceError):
         self.reasons = reasons
 
 
+class OutOfDeviceMemory(DeviceError):
+    """A step or an allocation found the device's memory exhausted. It costs the requests of that step, not the
+    engine."""
+
+
 class RequestError(EngineCoreError):
     """The engine could not run one request, for instance because it needs more cache than there is. The others go
     on."""

@@ -7,6 +7,13 @@
 | prompt_tokens_total, generation_tokens_total | counter | as in the `usage` of responses, summed |
 | prefix_cache_queries_total, prefix_cache_hits_total | counter | prompt tokens looked up, and found |
 | num_preemptions_total | counter | sequences that had to give their blocks back |
+| num_swaps_total | counter | those of them whose blocks were left in a lower tier to come back from |
+| host_cache_blocks, disk_cache_blocks | gauge | KV blocks kept below the device |
+| host_cache_hits_total, disk_cache_hits_total | counter | prompt tokens that came up from there |
+| grammar_fast_forward_tokens_total | counter | tokens that a grammar forced and that took no step of their own |
+| graph_replays_total, eager_steps_total | counter | steps that replayed a captured graph, and all others |
+| lost_steps_total | counter | steps that ran out of device memory; their requests ended with an error |
+| reference_op{op} | gauge | 1 for each op that runs as a torch reference, for want of a kernel that can be built |
 | request_success_total{finished_reason} | counter | ended requests: stop, length, abort, error |
 | time_to_first_token_seconds, inter_token_latency_seconds, e2e_request_latency_seconds | histogram | latencies |
 | request_prompt_tokens, request_generation_tokens | histogram | sizes of ended requests |
@@ -101,6 +108,8 @@ class Metrics:
             "num_requests_running": ("Sequences running", stats.num_running),
             "num_requests_waiting": ("Sequences waiting", stats.num_waiting),
             "kv_cache_usage_perc": ("Share of KV blocks in use", stats.num_used_blocks / self._num_blocks),
+            "host_cache_blocks": ("Blocks kept in host memory", stats.host_blocks),
+            "disk_cache_blocks": ("Blocks kept on disk", stats.disk_blocks),
         }
         for name, (text, value) in gauges.items():
             gauge = GaugeMetricFamily(PREFIX + name, text, labels=labels)
@@ -112,11 +121,23 @@ class Metrics:
             "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache", stats.prefix_cache_queries),
             "prefix_cache_hits": ("Prompt tokens found in the prefix cache", stats.prefix_cache_hits),
             "num_preemptions": ("Preemptions", stats.num_preemptions),
+            "grammar_fast_forward_tokens": ("Tokens that a grammar forced", stats.grammar_fast_forward),
+            "graph_replays": ("Steps that replayed a captured graph", stats.graph_replays),
+            "eager_steps": ("Steps that ran their operations one by one", stats.eager_steps),
+            "host_cache_hits": ("Prompt tokens that came up from host memory", stats.lifted_tokens),
+            "disk_cache_hits": ("Prompt tokens that came up from disk, then from host memory", stats.fetched_tokens),
+            "num_swaps": ("Preemptions that left their blocks in a lower tier", stats.num_swaps),
+            "lost_steps": ("Steps that ran out of device memory", stats.lost_steps),
         }
         for name, (text, count) in counters.items():
             counter = CounterMetricFamily(PREFIX + name, text, labels=labels)
             counter.add_metric(values, count)
             yield counter
+        text = "Ops that run as torch references"
+        reference = GaugeMetricFamily(PREFIX + "reference_op", text, labels=[*labels, "op"])
+        for op in stats.reference_ops:
+            reference.add_metric([*values, op], 1)
+        yield reference
         ended = CounterMetricFamily(PREFIX + "request_success", "Requests ended", labels=[*labels, "finished_reason"])
         for reason, count in self._ended.items():
             ended.add_metric([*values, reason], count)

@@ -32,12 +32,23 @@ class NewRequest:
 
 
 @dataclass(frozen=True)
+class BeamMove:
+    """Slot `slots[i]` takes over the tokens before `position` and the blocks of slot `sources[i]`, as they were after
+    the last step, and has `tokens[i]` at `position`. All at once: sources are read before any slot changes."""
+
+    slots: IntArray
+    sources: IntArray
+    position: int
+    tokens: list[int]
+
+
+@dataclass(frozen=True)
 class StepPlan:
     """Row i computes `num_new_N[i]` tokens of the sequence in `slots_N[i]`, from position `starts_N[i]` on; if
     `samples_N[i]`, the last of them is the sequence's last token and a next one is sampled.
 
-    `new`, `block_updates` (slot, first index, block ids) and `copies` (block src to block dst, no dst being a src too)
-    come before the step.
+    `moves`, `new`, `block_updates` (slot, first index, block ids) and `copies` (block src to block dst, no dst being a
+    src too) come before the step, in this order.
     """
 
     slots_N: IntArray
@@ -47,6 +58,7 @@ class StepPlan:
     new: list[NewRequest] = field(default_factory=list)
     block_updates: list[tuple[int, int, list[int]]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
+    moves: list[BeamMove] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:
@@ -59,12 +71,15 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepResult:
-    """`token_ids` holds one id for each sampling row, in row order. The dicts are keyed by row; `prompt_logprobs[i]`
+    """`token_ids` holds one id for each sampling row, in row order; `forced` those that must come after it. The dicts are keyed by row; `prompt_logprobs[i]`
     covers positions starts[i] + 1 and on, as far as they are prompt. A row in `errors` has no usable token.
-    `seconds` is how long the step takes on a device whose time is modelled, None on any other."""
+    `seconds` is how long the step takes on a device whose time is modelled, None on any other. `replayed`: a captured
+    graph ran, and not the step's operations one by one."""
 
     token_ids: list[int]
     logprobs: dict[int, TokenLogprobs] = field(default_factory=dict)
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     seconds: float | None = None
+    forced: dict[int, list[int]] = field(default_factory=dict)
+    replayed: bool = False

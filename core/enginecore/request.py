@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from enginecore.constraints import StructuredOutputsParams, Thinking, structured_outputs_of
 from enginecore.errors import ParameterError
 
 #: Seeds and other integers of a request must fit a signed 64-bit number.
@@ -18,6 +19,7 @@ GREEDY_TEMPERATURE = 1e-2
 
 MAX_STOP_STRINGS = 64
 MAX_N = 128
+MAX_BEAM_WIDTH = 64
 
 
 def _number(name: str, value: Any, low: float, high: float, *, low_open: bool = False) -> None:
@@ -45,6 +47,34 @@ def _token_list(name: str, value: Any) -> None:
         _integer(name, token, 0, INT32_MAX)
 
 
+class BeamOptions(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Beam search with `width` beams, by the rules of transformers' `generate`: answers are ranked by the sum of their
+    tokens' log-probabilities divided by (number of tokens) ** `length_penalty`; `early_stopping` (True, False or
+    "never") says when the search ends once `width` answers are finished.
+    """
+
+    width: int
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
+
+    def __post_init__(self) -> None:
+        _integer("beam_width", self.width, 1, MAX_BEAM_WIDTH)
+        _number("length_penalty", self.length_penalty, -100, 100)
+        if not (isinstance(self.early_stopping, bool) or self.early_stopping == "never"):
+            raise ParameterError(
+                f'early_stopping must be true, false or "never", got {self.early_stopping!r}', param="early_stopping"
+            )
+
+
+#: What a beam search takes no account of, with the values that ask for nothing.
+_NOT_FOR_BEAMS: dict[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,), "frequency_penalty": (0,), "repetition_penalty": (1,), "min_p": (0,), "top_k": (0, -1),
+    "top_p": (1,), "seed": (None,), "stop": (None, []), "bad_words": (None, []), "min_tokens": (0,),
+    "logit_bias": (None, {}), "allowed_token_ids": (None,), "prompt_logprobs": (None,), "best_of": (None,),
+    "structured_outputs": (None,), "thinking_token_budget": (None,),
+}  # fmt: skip
+
+
 class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     """How to choose tokens. Names and defaults follow vLLM's where both have the thing.
 
@@ -52,6 +82,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     runs. `stop` strings are matched on the decoded text; `stop_token_ids` on tokens. `logprobs=k` returns the k best
     log-probabilities and the chosen one's at each position, as raw log-softmax of the model's logits.
     `skip_reading_prefix_cache` computes the whole prompt anew; others may still reuse it.
+    `structured_outputs` makes the answer follow a schema or grammar (a dict of its fields will do);
+    `thinking_token_budget` ends a reasoning model's thinking after that many tokens.
+    `beam` searches the n best answers instead of sampling them; temperature must then be 0 or 1, which mean the same.
     Raises ParameterError (a ValueError) that names the field.
     """
 
@@ -81,6 +114,9 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
     allowed_token_ids: list[int] | None = None
     best_of: int | None = None
     skip_reading_prefix_cache: bool | None = None
+    beam: BeamOptions | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         _integer("n", self.n, 1, MAX_N)
@@ -114,6 +150,27 @@ class SamplingParams(msgspec.Struct, frozen=True, omit_defaults=True):
         if not isinstance(self.skip_reading_prefix_cache, (bool, type(None))):
             raise ParameterError("skip_reading_prefix_cache must be true or false", param="skip_reading_prefix_cache")
         self._check_lists()
+        if self.thinking_token_budget is not None:
+            _integer("thinking_token_budget", self.thinking_token_budget, 0, INT32_MAX)
+        if isinstance(self.structured_outputs, dict):
+            msgspec.structs.force_setattr(self, "structured_outputs", structured_outputs_of(self.structured_outputs))
+        if self.beam is not None:
+            self._check_beam(self.beam)
+
+    def _check_beam(self, beam: BeamOptions) -> None:
+        if self.n > beam.width:
+            raise ParameterError(f"n ({self.n}) is greater than beam_width ({beam.width})", param="n")
+        for name, neutral in _NOT_FOR_BEAMS.items():
+            value = getattr(self, name)
+            if value not in neutral:
+                raise ParameterError(f"{name} has no place in a beam search; leave it out", param=name)
+        if self.temperature not in (0, 1):
+            raise ParameterError(
+                f"a beam search does not sample: temperature must be 0 or 1, got {self.temperature}",
+                param="temperature",
+            )
+        if self.max_tokens == 0:
+            raise ParameterError("a beam search needs max_tokens of at least 1", param="max_tokens")
 
     def _check_lists(self) -> None:
         for name, values in (("stop", self.stop_list), ("bad_words", self.bad_words or [])):
@@ -169,6 +226,9 @@ class EngineRequest(msgspec.Struct, array_like=True):
     sequences of `params.bad_words`. `max_tokens` is final: prompt plus it fits max_model_len.
     `cached_prompt` False makes the request ignore prefix-cache hits (it still fills the cache).
     `fork_of` names a request with the same prompt, added before: the prompt is computed once and its blocks are shared.
+    `pin_prefix` (tokens, seconds) keeps the full blocks of that many first tokens cached for that long from when they
+    are computed; every request that names it begins the time anew. `tenant` is whose account the work goes on (None:
+    the cache salt's). `grammar` is llguidance's text of what the answer must look like, `thinking` the bound on it.
     """
 
     request_id: str
@@ -184,6 +244,10 @@ class EngineRequest(msgspec.Struct, array_like=True):
     adapter: tuple[str, int] | None = None
     cached_prompt: bool = True
     fork_of: str | None = None
+    pin_prefix: tuple[int, float] | None = None
+    tenant: str | None = None
+    grammar: str | None = None
+    thinking: Thinking | None = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -192,6 +256,17 @@ class TokenLogprobs(msgspec.Struct, array_like=True):
     token_ids: list[int]
     logprobs: list[float]
     rank: int
+
+
+class BeamAnswer(msgspec.Struct, array_like=True):
+    """One finished answer of a beam search. `score` is what it was ranked by."""
+
+    token_ids: list[int]
+    score: float
+    cumulative_logprob: float
+    finish_reason: str
+    stop_reason: int | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 #: Finish reasons that the engine gives: "stop" (a stop token; `stop_reason` holds it, None for EOS), "length",
@@ -210,12 +285,19 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     stop_reason: int | None = None
     num_cached_tokens: int = 0
     error: str | None = None
+    #: The answers of a beam search, best first; its only output has them.
+    beams: list[BeamAnswer] | None = None
 
 
 class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and counters of the engine, sent with outputs and after aborts. Counters only grow.
 
-    `num_forks` sequences took over `forked_tokens` computed prompt tokens from a sibling (n or best_of above 1)."""
+    `grammar_fast_forward` counts tokens that a grammar forced and that were not computed one by one.
+    `num_forks` sequences took over `forked_tokens` computed prompt tokens from a sibling (n or best_of above 1).
+    Steps are `graph_replays`, `eager_steps`, or `lost_steps` that found the device's memory exhausted.
+    `lifted_tokens` came up from host memory into the device's cache, `fetched_tokens` from disk into host memory;
+    `num_swaps` preempted sequences left their blocks in a lower tier to come back from. `host_blocks` and `disk_blocks`
+    are blocks in those tiers now."""
 
     num_running: int = 0
     num_waiting: int = 0
@@ -233,6 +315,15 @@ class EngineStats(msgspec.Struct, array_like=True):
     reference_ops: list[str] = []
     num_forks: int = 0
     forked_tokens: int = 0
+    graph_replays: int = 0
+    grammar_fast_forward: int = 0
+    eager_steps: int = 0
+    lost_steps: int = 0
+    lifted_tokens: int = 0
+    fetched_tokens: int = 0
+    num_swaps: int = 0
+    host_blocks: int = 0
+    disk_blocks: int = 0
 
 
 class StepOutputs(msgspec.Struct, array_like=True):

@@ -23,7 +23,10 @@ SET: dict[str, Any] = {
     "kv_cache_memory": 2**20,
     "memory_utilization": 0.25,
     "enable_prefix_caching": False,
-    "scheduling_policy": "priority",
+    "scheduling_policy": "fair",
+    "tenant_weights": {"a=b": 2.5, "c": 1.0},
+    "tenant_cache_floor": 0.1,
+    "tenant_cache_cap": 0.5,
     "seed": 7,
     "max_logprobs": 5,
     "generation_config": "none",
@@ -32,6 +35,7 @@ SET: dict[str, Any] = {
     "allow_pickle": True,
     "fuse": False,
     "strict_ops": True,
+    "enforce_eager": True,
     "num_threads": 2,
     "kv_events_endpoint": "tcp://*:5557",
     "kv_events_replay": "tcp://*:5558",
@@ -40,6 +44,8 @@ SET: dict[str, Any] = {
 }
 #: Settings that only a server has a use for; `serve` declares them itself.
 SERVE_ONLY = {"served_model_name", "max_waiting"}
+#: The other way of saying something in SET.
+OTHER_WAY = {"num_blocks", "require_graphs", *(TIERS := {"kv_host_memory": 2**20, "kv_disk": "kv", "kv_disk_size": 9})}
 
 
 def parse(argv: list[str]) -> EngineArgs:
@@ -61,14 +67,16 @@ def parse(argv: list[str]) -> EngineArgs:
 def test_every_setting_of_an_engine_has_an_option() -> None:
     made = engine_settings(model="m", num_blocks=9)
     assert made == EngineArgs(model="m", num_blocks=9)
-    assert set(SET) | SERVE_ONLY | {"num_blocks"} == set(EngineArgs.__struct_fields__)
+    assert set(SET) | SERVE_ONLY | OTHER_WAY == set(EngineArgs.__struct_fields__)
 
 
 def test_no_options_give_the_defaults() -> None:
     assert parse([]) == EngineArgs()
 
 
-@pytest.mark.parametrize("more", [{}, {"max_model_len": "auto", "kv_cache_memory": None, "num_blocks": 12}])
+@pytest.mark.parametrize("more", [{}, {"max_model_len": "auto", "kv_cache_memory": None, "num_blocks": 12},
+                                  {"enforce_eager": False, "require_graphs": True},
+                                  {"enable_prefix_caching": True, **TIERS}])  # fmt: skip
 def test_written_settings_are_read_back(more: dict[str, Any]) -> None:
     wanted = EngineArgs(**{**SET, **more})
     assert parse(engine_argv(wanted)) == wanted

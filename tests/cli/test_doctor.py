@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from enginecore.cli.conformance_results import result_path
 from enginecore.cli.main import main
+from enginecore.device.contract import contract_version
 from enginecore.device.discovery import InstalledPlugin
 
 from tests.device.packages import ABSENT, AVAILABLE, Site
@@ -44,7 +45,7 @@ def test_the_installed_plugins_can_serve(capfd: pytest.CaptureFixture[str]) -> N
     names = [check["name"] for check in found["checks"]]
     machine = ["python", "memory", "processors", "instruction sets", "model cache"]
     assert names == [*machine, "torch", "versions", "can serve"]
-    assert found["packages"]["transformers"] and found["contract"] == "1.0"
+    assert found["packages"]["transformers"] and found["contract"] == contract_version()
     rows = {row["device"]: row for row in found["devices"]}
     backend = rows["cpu"]["backend"]
     assert "rms_norm" in backend["ops"]["native"] and not backend["problem"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from enginecore.device import PciDevice, find_library, pci_devices
+from enginecore.device.hardware import drm_process_bytes
 
 
 def plant(root: Path, address: str, **files: str) -> Path:
@@ -48,3 +49,16 @@ def test_find_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "own/libacme.so.1").touch()
     monkeypatch.setenv("LD_LIBRARY_PATH", f":{tmp_path / 'own'}")
     assert find_library("libacme.so.1", root=tmp_path) == str(tmp_path / "own/libacme.so.1")
+
+
+def test_what_a_process_holds_of_a_gpu_is_counted_once_a_client(tmp_path: Path) -> None:
+    assert drm_process_bytes(root=tmp_path) is None
+    folder = tmp_path / "proc/self/fdinfo"
+    folder.mkdir(parents=True)
+    (folder / "3").write_text("pos:\t0\nflags:\t02\n")
+    assert drm_process_bytes(root=tmp_path) is None
+    client = "drm-driver:\txe\ndrm-client-id:\t5\ndrm-pdev:\t0000:03:00.0\ndrm-resident-vram0:\t{} KiB\n"
+    (folder / "4").write_text(client.format(2048) + "drm-resident-system:\t99 KiB\n")
+    (folder / "5").write_text(client.format(2048))
+    (folder / "6").write_text(client.replace("\t5", "\t6").format(1))
+    assert drm_process_bytes(root=tmp_path) == 2049 * 1024

@@ -49,7 +49,7 @@ async def test_strict_mode(path: str) -> None:
 
 def test_known_but_unsupported(sim_server: ServerProcess) -> None:
     fields: dict[str, dict[str, Any]] = {
-        COMPLETIONS: {"suffix": "x", "use_beam_search": True, "prompt_embeds": "AAAA", "guided_regex": "a+"},
+        COMPLETIONS: {"suffix": "x", "kv_transfer_params": {}, "prompt_embeds": "AAAA", "guided_regex": "a+"},
         CHAT: {"audio": {"voice": "x"}, "modalities": ["text", "audio"], "functions": [{"name": "f"}], "store": True,
                "web_search_options": {}, "prediction": {"type": "content", "content": "x"}, "guided_choice": ["a"]},
     }  # fmt: skip

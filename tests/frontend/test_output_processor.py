@@ -66,7 +66,7 @@ class Bench:
         self.engine_requests = self.processor.add(prepared, request_id="r", internal_id="i", sink=self.sink, kind=kind)
 
     def send(self, *tokens: int, index: int = 0, **fields: Any) -> list[str]:
-        return self.processor.process(step(EngineOutput(f"i_{index}", list(tokens), **fields)))
+        return list(self.processor.process(step(EngineOutput(f"i_{index}", list(tokens), **fields))))
 
 
 def ids(text: str) -> list[int]:
@@ -101,7 +101,8 @@ def test_stop_string_across_tokens_aborts_in_the_engine_and_trims() -> None:
     assert bench.send(*b" w") == []
     assert bench.sink.text() == "the "
     assert bench.send(ord("o")) == []
-    assert bench.send(ord("r"), ord("l")) == ["i_0"]
+    news = step(EngineOutput("i_0", [ord("r"), ord("l")]))
+    assert bench.processor.process(news) == {"i_0": "stop"}
     last = bench.sink.outputs[-1].outputs[0]
     assert bench.sink.text() == "the " and (last.finish_reason, last.stop_reason) == ("stop", "wor")
     assert last.token_ids == [ord("r")], "tokens after the stop are dropped"

@@ -59,6 +59,12 @@ class ToyTokenizer:
         kept = [token for token in ids if not (skip_special_tokens and token in self.special_token_ids)]
         return b"".join(self._bytes[token] for token in kept).decode("utf-8", "replace")
 
+    def serialized(self) -> str:
+        return "{}"
+
+    def special_token_id(self, text: str) -> int | None:
+        return next((token for token, known in SPECIAL.items() if known == text), None)
+
     def token_bytes(self, token_id: int) -> bytes:
         return self._bytes[token_id]
 

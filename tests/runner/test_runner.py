@@ -37,6 +37,8 @@ class TableModel:
         logits_RV = TABLE_VV[torch.from_numpy(batch.token_ids[batch.logits_indices])].clone()
         return logits_RV.argmax(dim=-1) if self.choose else logits_RV
 
+    replayed = False
+
     def step_seconds(self) -> float | None:
         return None
 

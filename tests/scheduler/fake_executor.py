@@ -9,10 +9,12 @@ sequence's tokens alone, so `expected` can say beforehand what every request mus
 from __future__ import annotations
 
 import zlib
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from enginecore.plan import BeamMove
 from enginecore.request import EngineOutput, EngineRequest, SamplingParams, TokenLogprobs
 from enginecore.scheduler import NewRequest, Scheduler, SchedulerConfig, StepPlan, StepResult
 
@@ -23,6 +25,14 @@ BAD_TOKEN = VOCAB
 
 def next_token(token_ids: list[int]) -> int:
     return zlib.crc32(np.array(token_ids, "<i4").tobytes()) % VOCAB
+
+
+def continuations(token_ids: list[int]) -> list[float]:
+    """A beam's log-probability of each token of the vocabulary, as float32."""
+    seed = zlib.crc32(np.array(token_ids, "<i4").tobytes())
+    logits = np.random.default_rng(seed).normal(size=VOCAB)
+    values: list[float] = (logits - np.log(np.exp(logits).sum())).astype(np.float32).tolist()
+    return values
 
 
 def request(request_id: str, prompt: list[int], max_tokens: int = 4, **fields: Any) -> EngineRequest:
@@ -65,13 +75,16 @@ class FakeExecutor:
 
     def execute(self, plan: StepPlan) -> StepResult:
         self._check(plan)
+        for move in plan.moves:
+            self._move(move)
         for new in plan.new:
             self._enter(new)
         for slot, first, blocks in plan.block_updates:
             row = self.rows[slot]
-            assert len(row.blocks) == first, "a table may only grow at its end"
+            own = row.request.params.beam is not None and first == len(row.blocks) - 1 and len(blocks) == 1
+            assert len(row.blocks) == first or own, "a table may only grow at its end"
             assert all(0 <= block < self.config.num_blocks for block in blocks)
-            row.blocks += blocks
+            row.blocks[first:] = blocks
         self._copy(plan)
         self._write(plan)
         token_ids, prompt_logprobs, logprobs, errors = [], {}, {}, {}
@@ -89,9 +102,25 @@ class FakeExecutor:
                 errors[i], token = "bad token", -1
             token_ids.append(token)
             row.tokens.append(token)
-            if row.request.params.logprobs is not None:
+            if row.request.params.beam is not None:
+                logprobs[i] = self._continuations(row, token)
+            elif row.request.params.logprobs is not None:
                 logprobs[i] = TokenLogprobs([token], [-float(end)], 1)
         return StepResult(token_ids, logprobs, prompt_logprobs, errors)
+
+    def _continuations(self, row: _Row, chosen: int) -> TokenLogprobs:
+        values = continuations(row.tokens[:-1])
+        best = sorted(range(VOCAB), key=lambda token: -values[token])[: row.request.params.logprobs]
+        return TokenLogprobs([chosen, *best], [values[chosen], *(values[token] for token in best)], 1)
+
+    def _move(self, move: BeamMove) -> None:
+        width = -(-move.position // self.config.block_size)
+        sources = [copy(self.rows[slot]) for slot in move.sources.tolist()]
+        assert all(row.request is sources[0].request for row in sources), "a beam follows a beam of its own search"
+        for slot, source, token in zip(move.slots.tolist(), sources, move.tokens, strict=True):
+            row = self.rows[slot]
+            row.tokens = [*source.tokens[: move.position], token]
+            row.blocks, row.digests = source.blocks[:width], source.digests[: move.position]
 
     def _copy(self, plan: StepPlan) -> None:
         size = self.config.block_size

@@ -65,10 +65,24 @@ def test_a_fork_waits_for_its_sibling() -> None:
 def test_who_preempted_whom() -> None:
     made = harness(num_blocks=8, max_model_len=32, prefix_caching=False)
     made.add(request("a", [1] * 8, 20), request("b", [2] * 8, 20))
-    made.run()
+    states = []
+    while made.scheduler.has_work():
+        made.step()
+        states.append(explain(made, "b")["state"])
+    assert [state for state, _ in itertools.groupby(states)] == ["running", "preempted", "running", "ended"]
     assert explain(made, "a")["preemptions"] == []
     first = explain(made, "b")["preemptions"][0]
     assert first["by"] == "a" and first["tokens"] > 8 and first["at_s"] > 0
+    assert first["waited_s"] > 0 and first["reused_tokens"] == 0
+
+
+def test_a_stop_string_is_no_abort() -> None:
+    made = harness()
+    made.add(request("a", [1, 2], 9), request("b", [1, 2], 9))
+    made.step()
+    made.scheduler.abort(["a"], "stop")
+    made.scheduler.abort(["b"])
+    assert [explain(made, name)["finish_reason"] for name in "ab"] == ["stop", "abort"]
 
 
 def test_why_a_prefix_match_ends() -> None:

@@ -191,6 +191,7 @@ def _whole(
 ) -> dict[str, Any]:
     first = events[0]
     answer = {"id": first["id"], "object": kind, "created": first["created"], "model": first["model"]}
+    answer["system_fingerprint"] = first["system_fingerprint"]
     answer["choices"] = [choices[index] for index in sorted(choices)]
     if "prompt_token_ids" in first:  # of a chat
         answer["prompt_token_ids"] = first["prompt_token_ids"]

@@ -13,7 +13,7 @@ from enginecore.config import EngineArgs, ReadyInfo
 from enginecore.errors import EngineDeadError
 from enginecore.frontend.async_llm import AsyncLLM
 from enginecore.metrics import Metrics
-from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs, TokenLogprobs
+from enginecore.request import BeamAnswer, EngineOutput, EngineRequest, EngineStats, StepOutputs, TokenLogprobs
 from enginecore.server.app import App, create_app
 from enginecore.server.args import ServerArgs
 
@@ -49,6 +49,8 @@ class FakeEngine:
         self.calls: list[tuple[Any, ...]] = []
         self.answers: dict[str, Any] = {}
         self.refuse: str | None = None
+        #: What the prefix cache is said to hold of every prompt.
+        self.cached = 0
         self._per_step = tokens_per_step
         self._live: dict[str, tuple[EngineRequest, list[int], bool, int]] = {}
         self._news = asyncio.Event()
@@ -63,7 +65,7 @@ class FakeEngine:
         self._live[request.request_id] = (request, tokens, ends, 0)
         self._news.set()
 
-    def abort(self, ids: Iterable[str]) -> None:
+    def abort(self, ids: Iterable[str], reason: str = "abort") -> None:
         for each in ids:
             self.aborted.append(each)
             self._live.pop(each, None)
@@ -73,6 +75,9 @@ class FakeEngine:
     def die(self) -> None:
         self.alive = False
         self._news.set()
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        self.calls.append((method, *arguments))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         self.calls.append((method, *arguments))
@@ -107,13 +112,17 @@ class FakeEngine:
         outputs = []
         for request_id in list(self._live)[: self.ready.config.max_num_seqs]:
             request, tokens, ends, done = self._live[request_id]
+            if request.params.beam is not None:
+                outputs.append(_searched(request, tokens, self.cached))
+                del self._live[request_id]
+                continue
             if self.refuse is not None:
                 outputs.append(EngineOutput(request_id, [], finish_reason="error", error=self.refuse))
                 del self._live[request_id]
                 continue
             count = min(self._per_step, request.max_tokens - done)
             new = [*tokens, EOS][done : done + count] if ends else tokens[done : done + count]
-            output = EngineOutput(request_id, new)
+            output = EngineOutput(request_id, new, num_cached_tokens=self.cached)
             if not done and request.params.prompt_logprobs is not None:
                 top = request.params.prompt_logprobs
                 output.prompt_logprobs = [None, *(_entry(token, top) for token in request.prompt_token_ids[1:])]
@@ -128,6 +137,19 @@ class FakeEngine:
                 del self._live[request_id]
             outputs.append(output)
         return outputs
+
+
+def _searched(request: EngineRequest, tokens: list[int], cached: int) -> EngineOutput:
+    """Each answer of a beam search starts one token further."""
+    assert request.params.beam is not None
+    beams = []
+    for i in range(request.params.beam.width):
+        ids = tokens[i : i + request.max_tokens]
+        entries = None
+        if request.params.logprobs is not None:
+            entries = [_entry(token, request.params.logprobs) for token in ids]
+        beams.append(BeamAnswer(ids, -1.5 - i, -1.5 * len(ids), "length", None, entries))
+    return EngineOutput(request.request_id, [], finish_reason="length", num_cached_tokens=cached, beams=beams)
 
 
 def _entry(token: int, top: int) -> TokenLogprobs:

@@ -127,10 +127,12 @@ async def test_tools_go_to_the_template_unless_choice_is_none() -> None:
             await both(server, tools=[tool], tool_choice=choice)
             prompt = tokenizer.decode(server.engine.requests[-1].prompt_token_ids)
             assert ('"name": "f"' in prompt) is shown
+        assert server.engine.requests[-1].grammar is None
         forced: tuple[Any, ...] = ("required", {"type": "function", "function": {"name": "f"}})
         for choice in forced:
-            error = check_error(*_parts(await server.post(PATH, messages=HI, tools=[tool], tool_choice=choice)), 400)
-            assert error["param"] == "tool_choice" and "not supported yet" in error["message"]
+            assert (await server.post(PATH, messages=HI, tools=[tool], tool_choice=choice)).status_code == 200
+            assert server.engine.requests[-1].grammar is not None
+            check_error(*_parts(await server.post(PATH, messages=HI, tool_choice=choice)), 400, "tool_choice")
 
 
 BAD: list[tuple[dict[str, Any], str]] = [
@@ -146,7 +148,14 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"), ({"logprobs": 5}, "logprobs"),
     ({"max_tokens": 0}, "max_tokens"), ({"max_completion_tokens": -1}, "max_completion_tokens"),
     ({"max_tokens": 65}, "max_tokens"), ({"max_tokens": "5"}, "max_tokens"), ({"max_tokens": 5.5}, "max_tokens"),
-    ({"response_format": {"type": "json_object"}}, "response_format"), ({"response_format": {}}, "response_format"),
+    ({"response_format": {"type": "xml"}}, "response_format"), ({"response_format": {}}, "response_format"),
+    ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+    ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nope"}}}}, "response_format.json"),
+    ({"structured_outputs": {"regex": "a", "choice": ["b"]}}, "structured_outputs"),
+    ({"structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex"),
+    ({"structured_outputs": {"json": {}}, "response_format": {"type": "json_object"}}, "structured_outputs"),
+    ({"thinking_token_budget": 5}, "thinking_token_budget"), ({"thinking_token_budget": -1}, "thinking_token_budget"),
     ({"tools": [{}]}, "tools[0]"), ({"tools": "x"}, "tools"), ({"tool_choice": "maybe"}, "tool_choice"),
     ({"audio": {}}, "audio"), ({"modalities": ["audio"]}, "modalities"), ({"functions": [{}]}, "functions"),
     ({"guided_json": {}}, "guided_json"), ({"best_of": 2}, "best_of"), ({"stream": "yes"}, "stream"),

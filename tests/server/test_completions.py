@@ -3,6 +3,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from enginecore.request import BeamOptions
+from enginecore.server.args import ServerArgs
 
 from tests.frontend.toy import EOS, ToyTokenizer
 from tests.server.checkers import check_completion, check_completion_stream, check_error, same_answer
@@ -143,8 +145,11 @@ BAD: list[tuple[dict[str, Any], str]] = [
     *(({"logit_bias": {key: 1}}, "logit_bias") for key in ("abc", "1.5", "-1", "274", str(2**63), "9" * 400, "")),
     ({"logit_bias": {"1": 101}}, "logit_bias"), ({"logit_bias": [1]}, "logit_bias"),
     ({"logit_bias": {"1": "x"}}, "logit_bias"),
-    ({"suffix": "x"}, "suffix"), ({"use_beam_search": True}, "use_beam_search"), ({"response_format": {"type":
-    "json_object"}}, "response_format"),
+    ({"suffix": "x"}, "suffix"), ({"length_penalty": 2}, "length_penalty"),
+    ({"early_stopping": True}, "early_stopping"), *(({"use_beam_search": True, "n": 2, **field}, next(iter(field)))
+    for field in ({"top_p": 0.5}, {"temperature": 0.5}, {"stop": "x"}, {"seed": 1}, {"best_of": 65}, {"n": 65},
+    {"n": 0}, {"n": 2, "best_of": 1}, {"early_stopping": "soon"}, {"length_penalty": "x"})), ({"response_format":
+    {"type": "xml"}}, "response_format"),
     ({"cache_salt": ""}, "cache_salt"), ({"cache_salt": 5}, "cache_salt"), ({"priority": 1}, "priority"),
     ({"echo": "yes"}, "echo"), ({"stream_options": {}}, "stream_options"), ({"model": 5}, "model"),
     ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"), ({"truncate_prompt_tokens": -2},
@@ -194,3 +199,22 @@ async def test_defaults_of_the_operator() -> None:
         assert (params.temperature, params.top_k, answer["usage"]["completion_tokens"]) == (0.25, 7, 5)
         chat = await server.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}])
         assert chat.json()["usage"]["completion_tokens"] == 5
+
+
+async def test_beam_search_on_both_routes() -> None:
+    args = ServerArgs(override_generation_config={"temperature": 0.3, "top_p": 0.5})
+    async with running(parrot, args=args) as server:
+        answer = await both(
+            server, 2, prompt="xyz", use_beam_search=True, n=2, best_of=3, max_tokens=4, temperature=0, logprobs=1,
+            length_penalty=0.5, early_stopping="never",
+        )  # fmt: skip
+        assert [choice["text"] for choice in answer["choices"]] == ["xyzx", "yzxy"]
+        assert answer["usage"]["completion_tokens"] == 8
+        assert server.engine.requests[0].params.beam == BeamOptions(3, 0.5, "never")
+        assert len(server.engine.requests) == 2, "one request a search"
+        body = {"messages": [{"role": "user", "content": "abc"}], "use_beam_search": True, "n": 2, "max_tokens": 3}
+        chat = await server.post("/v1/chat/completions", **body)
+        assert chat.status_code == 200, chat.text
+        assert [choice["index"] for choice in chat.json()["choices"]] == [0, 1]
+        assert server.engine.requests[-1].params.beam == BeamOptions(2)
+        assert check_error(*parts(await server.post("/v1/chat/completions", **body, stop="x")), 400, "stop")

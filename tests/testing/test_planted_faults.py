@@ -56,6 +56,10 @@ FAULTS: dict[str, tuple[str, Outcome, str]] = {
     "rotary_not_in_place": ("L1/rotary_embedding/h64_neox[float32]", Outcome.FAIL, "in place"),
     "capture_fails": ("L3/graphs/replay_equals_eager", Outcome.FAIL, "cannot be captured"),
     "graph_keeps_first_inputs": ("L3/graphs/replay_equals_eager", Outcome.FAIL, "replay 0"),
+    "graph_returns_first_result": ("L3/graphs/sizes_stay_apart", Outcome.FAIL, "turn 1, 1 rows"),
+    "graph_metadata_kept": ("L3/graphs/decode_steps_replay", Outcome.FAIL, "a step of 3 sequences in the graph of 4"),
+    "graph_memory_underestimated": ("L3/graphs/memory_within_plan", Outcome.FAIL, "plan() chose"),
+    "graph_memory_untold": ("L3/graphs/memory_within_plan", Outcome.FALSE_CLAIM, "the books grew by 16777216"),
     "all_reduce_doubles": ("L4/collectives/one_rank_identities", Outcome.FAIL, "all_reduce"),
 }
 
@@ -94,6 +98,41 @@ def test_planted_fault_is_caught_by_name(worker: Worker, fault: str, tmp_path: P
     results = run_toy(worker, fault, case_id, timeout, tmp_path)
     assert results[case_id].outcome is outcome, results[case_id]
     assert words in results[case_id].message
+
+
+WRONG_COLLECTIVES = {
+    "all_reduce_sums": "all_reduce of bfloat16 (1,)",
+    "all_gather_in_order": "all_gather of bfloat16 (1,) along 0",
+    "reduce_scatter_parts": "rank 1: reduce_scatter",
+    "indivisible_is_refused": "ValueError is due",
+    "broadcast_from_each": "from rank 1",
+    "send_and_receive": "torch.float32 (4, 5) and not torch.bfloat16",
+    "barrier_waits": "rank 0 left the barrier",
+    "all_to_all_transposes": "all_to_all of bfloat16",
+}
+
+
+def test_each_wrong_collective_is_caught_by_its_own_case(worker: Worker) -> None:
+    chosen = ",".join(f"two_ranks_{name}" for name in WRONG_COLLECTIVES)
+    results = run_toy(worker, "collectives_wrong", chosen)
+    for name, words in WRONG_COLLECTIVES.items():
+        result = results[f"L4/collectives/two_ranks_{name}"]
+        assert result.outcome is Outcome.FAIL and words in result.message, result
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "words"),
+    [
+        ("rank_segfaults", Outcome.CRASH, "rank 1 died with SIGSEGV"),
+        ("rank_hangs", Outcome.HANG, "rank 1 did not answer"),
+    ],
+)
+def test_a_lost_rank_ends_its_case_and_no_other(worker: Worker, fault: str, outcome: Outcome, words: str) -> None:
+    results = run_toy(worker, fault, "two_ranks_all_*,two_ranks_lost*")
+    lost = results["L4/collectives/two_ranks_all_gather_in_order"]
+    assert lost.outcome is outcome and words in lost.message, lost
+    others = {case_id: result for case_id, result in results.items() if result is not lost}
+    assert len(others) == 3 and all(result.outcome is Outcome.PASS for result in others.values()), others
 
 
 def test_a_crash_hides_no_other_case_of_its_group(worker: Worker) -> None:

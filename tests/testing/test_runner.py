@@ -104,6 +104,36 @@ def test_a_gap_over_what_is_not_claimed_is_a_promise(worker: Worker, today: str,
     assert words in result.message and result.gap == "in summer"
 
 
+@pytest.mark.parametrize(
+    ("today", "outcome", "words"),
+    [
+        ("2030-12-31", Outcome.DECLARED_UNSUPPORTED, "(until 2030-12-31)"),
+        ("2031-01-01", Outcome.FAIL, "expired on 2030-12-31"),
+    ],
+)
+def test_what_is_not_claimed_is_skipped_until_a_day(worker: Worker, today: str, outcome: Outcome, words: str) -> None:
+    source = BackendSource(factory=TOY, profile=f"{FOLDER / 'toy_backend.py'}:dated_profile")
+    with Runner(source, worker=worker, today=datetime.date.fromisoformat(today)) as runner:
+        [result] = runner.run_group(select(all_cases(), only="L1/attention/gqa_3[float16]"))
+    assert result.outcome is outcome
+    assert words in result.excuse and "dtype float16 is not one of" in result.message
+    assert result.expires == "2030-12-31"
+
+
+def test_a_skip_without_a_date_is_a_failure_from_contract_1_1_on(worker: Worker) -> None:
+    skip = CaseResult(case_id="L1/attention/x", outcome=Outcome.DECLARED_UNSUPPORTED, message="no kernel")
+    with Runner(BackendSource(factory=TOY), worker=worker) as runner:
+        assert runner._excused(skip) == skip, "a bare factory has no manifest"
+        runner.about = {"contract": "1.0"}
+        assert runner._excused(skip) == skip, "plugins that were written before the rule"
+        runner.about = {"contract": "1.1"}
+        failed = runner._excused(skip)
+    assert failed.outcome is Outcome.FAIL
+    assert "without an expiry date: no kernel" in failed.message and "skips_expire" in failed.message
+    with pytest.raises(ValueError, match="isoformat"):
+        ConformanceProfile(skips_expire="soon")
+
+
 def test_floors_are_enforced_and_metrics_reported(worker: Worker) -> None:
     source = BackendSource(factory=TOY, profile=f"{FOLDER / 'toy_backend.py'}:floor_profile")
     chosen = select(all_cases(), 6, "rms_norm/*[float32],silu_and_mul/*[float32],copy_blocks/*[float32]")

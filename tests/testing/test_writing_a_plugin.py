@@ -9,6 +9,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from enginecore.device.contract import contract_version
 from enginecore.frontend.tokenizer import Tokenizer
 
 from tests import boundaries
@@ -78,7 +79,8 @@ def ran_well(vendor: Vendor, command: str) -> None:
     found = vendor.run(command)
     assert found.returncode == 0, f"{command}\n{found.stdout}{found.stderr}"
     if command == "enginecore devices":
-        assert re.search(r"^acme_npu +enginecore-acme +0\.1\.0 +1\.0 +available", found.stdout, re.MULTILINE)
+        line = rf"^acme_npu +enginecore-acme +0\.1\.0 +{re.escape(contract_version())} +available"
+        assert re.search(line, found.stdout, re.MULTILINE)
     elif command == "pytest":
         assert " passed" in found.stdout and "failed" not in found.stdout
     elif "--support" in command:

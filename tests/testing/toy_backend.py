@@ -26,6 +26,7 @@ from enginecore.device import (
     GraphKey,
     GraphRunner,
     GraphSupport,
+    GroupSpec,
     Impl,
     KVCacheLayout,
     KVCacheSpec,
@@ -39,6 +40,8 @@ from enginecore.errors import DriverMissingError
 from enginecore.ops.reference import REFERENCE
 from enginecore.testing import ConformanceProfile, DeclaredGap, PerformanceFloor
 
+from tests.testing.toy_group import OneRank, ToyGroup
+
 CAPABILITIES = Capabilities(
     dtypes=frozenset({"float32", "bfloat16"}),
     kv_dtypes=frozenset({"float32", "bfloat16"}),
@@ -49,6 +52,8 @@ CAPABILITIES = Capabilities(
     graph_support=GraphSupport.ALWAYS,
     per_process_accounting=True,
     batch_invariant=True,
+    max_world_size=2,
+    ranks_share_device=True,
 )
 
 
@@ -74,11 +79,17 @@ class ToyAttention(AttentionBackend):
         return KVCacheLayout(shape=shape, dtype=spec.dtype, page_bytes=page)
 
     def build_metadata(self, common: AttentionMetadata) -> AttentionMetadata:
+        if self.fault.startswith("graph_metadata"):  # kept at the capture, and not renewed
+            table = common.block_table.clone()
+            return AttentionMetadata(**{**vars(common), "block_table": table})
         if self.fault == "stale_block_table":
             table = common.block_table.clone()
             kept = self.remembered.setdefault(tuple(common.seq_lens.tolist()), table)
             return AttentionMetadata(**{**vars(common), "block_table": kept})
         return common
+
+    def refresh_metadata(self, metadata: AttentionMetadata) -> None:
+        return None
 
     def reshape_and_cache(
         self, key_TKD: torch.Tensor, value_TKD: torch.Tensor, kv_cache: torch.Tensor, slot_mapping_T: torch.Tensor
@@ -260,60 +271,39 @@ class ToyOps(OpTable):
 
 
 class ToyGraphs(GraphRunner):
-    """A "graph" is the function and its inputs."""
+    """A "graph" is the function and its inputs, and 4 MiB of the toy's memory."""
 
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
+    SIZE = 4 * 2**20
+
+    def __init__(self, fault: str, memory: ToyMemory) -> None:
+        self.fault, self.memory = fault, memory
         self.held = 0
 
     def plan(self, keys: list[GraphKey], budget_bytes: int) -> list[GraphKey]:
-        return sorted(keys, reverse=True)[: budget_bytes // 1024]
+        each = 1024 if self.fault == "graph_memory_underestimated" else self.SIZE
+        return sorted(keys, reverse=True)[: budget_bytes // each]
 
     def capture(self, key: GraphKey, fn: Any, static_inputs: dict[str, Any]) -> Any:
         if self.fault == "capture_fails":
             raise RuntimeError("an operation of the step cannot be captured")
-        self.held += 1024
+        self.held += self.SIZE
+        self.memory.used += self.SIZE
         frozen = {name: value.clone() for name, value in static_inputs.items()}
-        return fn, frozen if self.fault == "graph_keeps_first_inputs" else static_inputs
+        return [fn, frozen if self.fault == "graph_keeps_first_inputs" else static_inputs, None]
 
     def replay(self, handle: Any) -> Any:
-        fn, inputs = handle
-        return fn(**inputs)
+        fn, inputs, before = handle
+        if self.fault == "graph_returns_first_result" and before is not None:
+            return before
+        handle[2] = fn(**inputs)
+        return handle[2]
 
     def memory_bytes(self) -> int:
-        return self.held
+        return 0 if self.fault == "graph_memory_untold" else self.held
 
     def release(self) -> None:
+        self.memory.used -= self.held
         self.held = 0
-
-
-class OneRank(Communicator):
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-
-    def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
-        return tensor * 2 if self.fault == "all_reduce_doubles" else tensor
-
-    def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        return tensor
-
-    def reduce_scatter(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
-        return tensor
-
-    def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
-        return tensor
-
-    def send(self, tensor: torch.Tensor, dst: int) -> None:
-        raise ValueError("there is one rank only")
-
-    def recv(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
-        raise ValueError("there is one rank only")
-
-    def barrier(self) -> None:
-        return None
-
-    def destroy(self) -> None:
-        return None
 
 
 class ToyEvent:
@@ -336,7 +326,7 @@ class ToyBackend(Backend):
         self.memory = ToyMemory(fault, ledger)
         self.attention = ToyAttention(fault)
         self.ops = ToyOps(fault)
-        self.graphs = ToyGraphs(fault)
+        self.graphs = ToyGraphs(fault, self.memory)
         self.collectives = OneRank(fault)
 
     def torch_device(self) -> torch.device:
@@ -345,6 +335,9 @@ class ToyBackend(Backend):
     def set_device(self, index: int) -> None:
         if index != 0 and self.fault != "accepts_any_device":
             raise DriverMissingError(f"there is one toy; {index} does not exist")
+
+    def communicator(self, group: GroupSpec) -> Communicator:
+        return ToyGroup(group, self.fault)
 
     def synchronize(self) -> None:
         if self.attention.copying is not None:
@@ -395,3 +388,8 @@ def floor_profile() -> ConformanceProfile:
 
 def misspelt_profile() -> ConformanceProfile:
     return ConformanceProfile(floors=(PerformanceFloor(case="L6/rmsnorm/*", metric="share", at_least=0.5),))
+
+
+def dated_profile() -> ConformanceProfile:
+    """No gap; what is not claimed is looked at again by a day."""
+    return ConformanceProfile(skips_expire="2030-12-31")

@@ -65,15 +65,23 @@ def engine_settings(
     max_num_batched_tokens: options.MaxNumBatchedTokens = None,
     long_prefill_token_threshold: options.LongPrefillTokenThreshold = 0,
     scheduling_policy: options.SchedulingPolicy = "fcfs",
+    tenant_weight: options.TenantWeight = None,
+    tenant_cache_floor: options.TenantCacheFloor = 0.0,
+    tenant_cache_cap: options.TenantCacheCap = 1.0,
     seed: options.Seed = 0,
     max_logprobs: options.MaxLogprobs = 20,
     num_threads: options.NumThreads = None,
+    kv_host_memory: options.KvHostMemory = None,
+    kv_disk: options.KvDisk = None,
+    kv_disk_size: options.KvDiskSize = None,
     kv_events_endpoint: options.KvEventsEndpoint = None,
     kv_events_replay: options.KvEventsReplay = None,
     kv_events_topic: options.KvEventsTopic = None,
     device_option: options.DeviceOption = None,
     fuse: options.Fuse = True,
     strict_ops: options.StrictOps = False,
+    enforce_eager: options.EnforceEager = False,
+    require_graphs: options.RequireGraphs = False,
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
     debug: Debug = False,
@@ -94,6 +102,9 @@ def engine_settings(
         memory_utilization=memory_utilization,
         enable_prefix_caching=prefix_caching,
         scheduling_policy=_policy(scheduling_policy),
+        tenant_weights=_tenant_weights(tenant_weight or []),
+        tenant_cache_floor=tenant_cache_floor,
+        tenant_cache_cap=tenant_cache_cap,
         seed=seed,
         max_logprobs=max_logprobs,
         generation_config=generation_config,
@@ -102,7 +113,12 @@ def engine_settings(
         allow_pickle=allow_pickle,
         fuse=fuse,
         strict_ops=strict_ops,
+        enforce_eager=enforce_eager,
+        require_graphs=require_graphs,
         num_threads=num_threads,
+        kv_host_memory=None if kv_host_memory is None else parse_bytes(kv_host_memory, param="kv_host_memory"),
+        kv_disk=kv_disk,
+        kv_disk_size=None if kv_disk_size is None else parse_bytes(kv_disk_size, param="kv_disk_size"),
         kv_events_endpoint=kv_events_endpoint,
         kv_events_replay=kv_events_replay,
         kv_events_topic=kv_events_topic,
@@ -119,9 +135,23 @@ def _model_len(text: str | None) -> Any:
 
 
 def _policy(text: str) -> Any:
-    if text not in ("fcfs", "priority"):
-        raise ParameterError(f"scheduling_policy must be fcfs or priority, got {text!r}", param="scheduling_policy")
+    if text not in ("fcfs", "priority", "fair"):
+        told = f"scheduling_policy must be fcfs, priority or fair, got {text!r}"
+        raise ParameterError(told, param="scheduling_policy")
     return text
+
+
+def _tenant_weights(pairs: list[str]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for pair in pairs:
+        tenant, equals, weight = pair.rpartition("=")
+        try:
+            found[tenant] = float(weight)
+        except ValueError:
+            equals = ""
+        if not tenant or not equals:
+            raise ParameterError(f"tenant_weight must be TENANT=WEIGHT, got {pair!r}", param="tenant_weight")
+    return found
 
 
 def _device_options(pairs: list[str]) -> dict[str, Any]:
@@ -159,7 +189,7 @@ def engine_argv(engine: EngineArgs) -> list[str]:
     """The command line that gives these settings: what `engine_settings` reads, written."""
     argv: list[str] = []
     for name, parameter in inspect.signature(engine_settings, eval_str=True).parameters.items():
-        if name in ("model", "device_option", "debug"):
+        if name in ("model", "device_option", "tenant_weight", "debug"):
             continue
         value = getattr(engine, "enable_prefix_caching" if name == "prefix_caching" else name)
         flag = "--" + name.replace("_", "-")
@@ -169,6 +199,8 @@ def engine_argv(engine: EngineArgs) -> list[str]:
             argv.append(flag if value else flag.replace("--", "--no-", 1))
         else:
             argv += [flag, str(value)]
+    for tenant, weight in engine.tenant_weights.items():
+        argv += ["--tenant-weight", f"{tenant}={weight}"]
     for option, value in engine.device_options.items():
         argv += ["--device-option", f"{option}={json.dumps(value)}"]
     return [*argv, "--", engine.model]

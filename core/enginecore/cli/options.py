@@ -125,9 +125,35 @@ LongPrefillTokenThreshold = Annotated[
 SchedulingPolicy = Annotated[
     str,
     typer.Option(
-        metavar="fcfs|priority",
-        help="Who waits: first come, first served, or by the priority in the request (smaller goes first).",
+        metavar="fcfs|priority|fair",
+        help="Who waits: first come, first served; by the priority in the request (smaller goes first); or whose "
+        "tenant has had the least done. A tenant is the name of an API key where there are several, else the "
+        "cache_salt.",
         rich_help_panel=SCHEDULING,
+    ),
+]
+TenantWeight = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="TENANT=WEIGHT",
+        help="Under the policy fair: a tenant's share relative to others, who have 1; may be repeated.",
+        rich_help_panel=SCHEDULING,
+    ),
+]
+TenantCacheFloor = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the KV blocks that each tenant's cached prefixes keep while others press, such as 0.05.",
+        rich_help_panel=MEMORY,
+    ),
+]
+TenantCacheCap = Annotated[
+    float,
+    typer.Option(
+        metavar="SHARE",
+        help="Share of the KV blocks that one tenant's cached prefixes may take at most, such as 0.5.",
+        rich_help_panel=MEMORY,
     ),
 ]
 Seed = Annotated[int, typer.Option(help="Seed of requests that bring none.", rich_help_panel=SCHEDULING)]
@@ -159,6 +185,22 @@ StrictOps = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
+EnforceEager = Annotated[
+    bool,
+    typer.Option(
+        "--enforce-eager",
+        help="Capture no graphs: every step gives its operations to the device one by one.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+RequireGraphs = Annotated[
+    bool,
+    typer.Option(
+        "--require-graphs",
+        help="Fail when the device cannot capture its decode steps as graphs, instead of running them eagerly.",
+        rich_help_panel=ADVANCED,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(
@@ -171,6 +213,32 @@ AllowPickle = Annotated[
         "--allow-pickle",
         help="Read .bin weights, through the weights-only loader. safetensors and GGUF need no such permission.",
         rich_help_panel=ADVANCED,
+    ),
+]
+KvHostMemory = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Host memory for copies of KV blocks, such as 8GiB: prompts that begin with what the device's cache has "
+        "lost get it back from there instead of computing it. On a CPU this comes on top of --kv-cache-memory.",
+        rich_help_panel=MEMORY,
+    ),
+]
+KvDisk = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="Folder for copies of KV blocks, which outlive the process. Several servers may share one. It holds what "
+        "prompts say, in another form: keep it as safe as the prompts.",
+        rich_help_panel=MEMORY,
+    ),
+]
+KvDiskSize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SIZE",
+        help="Most that --kv-disk may hold; what was used least recently is deleted. Default: 10GiB.",
+        rich_help_panel=MEMORY,
     ),
 ]
 KvEventsEndpoint = Annotated[

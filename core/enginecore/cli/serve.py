@@ -38,8 +38,8 @@ ApiKey = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY",
-        help="Key that clients must send as a bearer token; may be repeated. Default: $ENGINECORE_API_KEY; without "
-        "either the server asks for none.",
+        help="Key that clients must send as a bearer token, as KEY or NAME:KEY; may be repeated. Default: "
+        "$ENGINECORE_API_KEY; without any the server asks for none.",
         envvar="ENGINECORE_API_KEY",
         show_envvar=False,
         rich_help_panel=HTTP,
@@ -78,6 +78,23 @@ StrictFields = Annotated[
         rich_help_panel=HTTP,
     ),
 ]
+ToolCallParser = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="How the model writes calls of functions: auto (by its chat template), none, or a name such as hermes, "
+        "llama3_json, mistral or harmony.",
+        rich_help_panel=HTTP,
+    ),
+]
+ReasoningParser = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="How the model marks its thinking: auto (by its chat template), none, or a name such as think.",
+        rich_help_panel=HTTP,
+    ),
+]
 OverrideGenerationConfig = Annotated[
     str | None,
     typer.Option(
@@ -98,6 +115,55 @@ RootPath = Annotated[
     str,
     typer.Option(metavar="PATH", help="Path that a proxy in front puts before the routes.", rich_help_panel=HTTP),
 ]
+AdminKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY",
+        help="Key for the operators' routes, as KEY or NAME:KEY; may be repeated. Without one, every key opens them.",
+        rich_help_panel=HTTP,
+    ),
+]
+ApiKeyFile = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="File of keys, a line each: NAME:KEY, then perhaps requests-per-minute=N, tokens-per-minute=N, "
+        "concurrency=N or admin.",
+        rich_help_panel=HTTP,
+    ),
+]
+KeyRequests = Annotated[
+    int | None, typer.Option(metavar="N", help="Requests a minute of each key; 429 beyond.", rich_help_panel=HTTP)
+]
+KeyTokens = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Tokens a minute of each key, prompts and answers; 429 beyond.", rich_help_panel=HTTP
+    ),
+]
+KeyConcurrency = Annotated[
+    int | None, typer.Option(metavar="N", help="Requests of each key at a time; 429 beyond.", rich_help_panel=HTTP)
+]
+AuditLog = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE", help="Append a JSON line for each request, without what it says.", rich_help_panel=HTTP
+    ),
+]
+AuditBodies = Annotated[
+    bool, typer.Option("--audit-bodies", help="Put requests' bodies into the audit log, too.", rich_help_panel=HTTP)
+]
+MaxStoredResponses = Annotated[
+    int,
+    typer.Option(
+        metavar="N",
+        help="Responses of /v1/responses that are kept, the least recently used go first; 0 keeps none.",
+        rich_help_panel=HTTP,
+    ),
+]
+MaxStoredSize = Annotated[
+    str, typer.Option(metavar="SIZE", help="Size of all responses that are kept.", rich_help_panel=HTTP)
+]
 LogRequests = Annotated[bool, typer.Option(help="Log a line for each request.", rich_help_panel=HTTP)]
 
 
@@ -108,20 +174,31 @@ def serve(
     port: Port = 8000,
     served_model_name: ServedModelName = None,
     api_key: ApiKey = None,
+    admin_key: AdminKey = None,
+    api_key_file: ApiKeyFile = None,
+    key_requests_per_minute: KeyRequests = None,
+    key_tokens_per_minute: KeyTokens = None,
+    key_concurrency: KeyConcurrency = None,
+    audit_log: AuditLog = None,
+    audit_bodies: AuditBodies = False,
+    max_stored_responses: MaxStoredResponses = 1024,
+    max_stored_size: MaxStoredSize = "64MiB",
     cors_origin: CorsOrigin = None,
     max_waiting: MaxWaiting = 1024,
     max_body_size: MaxBodySize = "16MiB",
     shutdown_timeout: ShutdownTimeout = 30.0,
     strict_fields: StrictFields = False,
+    tool_call_parser: ToolCallParser = "auto",
+    reasoning_parser: ReasoningParser = "auto",
     override_generation_config: OverrideGenerationConfig = None,
     ssl_certfile: SslCertfile = None,
     ssl_keyfile: SslKeyfile = None,
     root_path: RootPath = "",
     log_requests: LogRequests = True,
 ) -> int:
-    """Serve a model over HTTP, compatible with OpenAI's clients.
+    """Serve a model over HTTP, compatible with OpenAI's and Anthropic's clients.
 
-    Routes: /v1/chat/completions, /v1/completions, /v1/models, /tokenize, /detokenize, /health, /version and /metrics.
+    Routes: /v1/chat/completions, /v1/completions, /v1/responses, /v1/messages and more; /openapi.json has all.
 
     Examples: enginecore serve
 
@@ -136,10 +213,21 @@ def serve(
         host=host,
         port=port,
         api_keys=tuple(api_key or ()),
+        admin_keys=tuple(admin_key or ()),
+        api_key_file=api_key_file,
+        key_requests_per_minute=key_requests_per_minute,
+        key_tokens_per_minute=key_tokens_per_minute,
+        key_concurrency=key_concurrency,
+        audit_log=audit_log,
+        audit_bodies=audit_bodies,
+        max_stored_responses=max_stored_responses,
+        max_stored_bytes=parse_bytes(max_stored_size, param="max_stored_size"),
         cors_origins=tuple(cors_origin or ()),
         max_body_bytes=parse_bytes(max_body_size, param="max_body_size"),
         shutdown_timeout=shutdown_timeout,
         strict_fields=strict_fields,
+        tool_call_parser=tool_call_parser,
+        reasoning_parser=reasoning_parser,
         override_generation_config=_json_object(override_generation_config),
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,

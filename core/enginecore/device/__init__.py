@@ -1,4 +1,4 @@
-"""The plugin contract, version 1.0: what a device vendor implements and all that the core knows of a device."""
+"""The plugin contract, version 1.1: what a device vendor implements and all that the core knows of a device."""
 
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
 from enginecore.device.backend import Backend
@@ -11,7 +11,7 @@ from enginecore.device.capabilities import (
     VerdictStatus,
     check_attention,
 )
-from enginecore.device.collectives import Communicator
+from enginecore.device.collectives import CollectiveError, Communicator, GroupSpec
 from enginecore.device.contract import CONTRACT_VERSION, Contract, contract_version, optional
 from enginecore.device.graphs import GraphKey, GraphRunner
 from enginecore.device.hardware import PciDevice, find_library, pci_devices
@@ -41,6 +41,7 @@ __all__ = [
     "Backend",
     "BackendContext",
     "Capabilities",
+    "CollectiveError",
     "Communicator",
     "ConfigContext",
     "Contract",
@@ -49,6 +50,7 @@ __all__ = [
     "GraphKey",
     "GraphRunner",
     "GraphSupport",
+    "GroupSpec",
     "Impl",
     "KVCacheLayout",
     "KVCacheSpec",

@@ -66,6 +66,12 @@ class AttentionBackend(Contract):
     def build_metadata(self, common: AttentionMetadata) -> AttentionMetadata:
         """Once a step: add what the kernels want to precompute, or return `common` as it is."""
 
+    @optional
+    def refresh_metadata(self, metadata: AttentionMetadata) -> None:
+        """Optional. Before a captured step is replayed: the tensors that `metadata` was built from have new contents;
+        bring what `build_metadata` added to them up to date, in place. A backend that adds something and has no such
+        method runs its steps uncaptured."""
+
     @abstractmethod
     def reshape_and_cache(
         self, key_TKD: torch.Tensor, value_TKD: torch.Tensor, kv_cache: torch.Tensor, slot_mapping_T: torch.Tensor
@@ -92,7 +98,15 @@ class AttentionBackend(Contract):
 
     @abstractmethod
     def swap_blocks(self, src: list[torch.Tensor], dst: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
-        """Copy block i of `src` to block j of `dst` for each (i, j); one side may be host memory."""
+        """Copy block i of `src` to block j of `dst` for each (i, j); one side may be host memory.
+
+        May be called from another thread than `forward`, inside the backend's `stream()`, about blocks that no step
+        writes meanwhile (or whose copy nobody will use)."""
+
+    @optional
+    def reference_reason(self) -> str | None:
+        """Optional. Why attention runs as a torch reference here, None when the device's own kernels compute it."""
+        return None
 
     @optional
     def merge_attn_states(

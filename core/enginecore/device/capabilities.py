@@ -52,6 +52,7 @@ class Capabilities:
     explicit tuple in `head_size_list`; `max_gqa_ratio` is query heads over key-value heads, 0 for no GQA.
     `features` holds optional feature strings ("sliding_window", "soft_cap", "sinks", "alibi", "non_causal",
     "cross_attention", "mla"). A feature that is not in it is refused by the core on the plugin's behalf.
+    `max_world_size` is the largest group of ranks; `ranks_share_device`: several of them may use one device.
     """
 
     dtypes: frozenset[str] = frozenset()
@@ -69,6 +70,7 @@ class Capabilities:
     per_process_accounting: bool = False
     batch_invariant: bool = False
     max_world_size: int = 1
+    ranks_share_device: bool = False
     isa: tuple[str, ...] = field(default=())
 
     def supports_head_size(self, head_size: int) -> bool:

@@ -10,8 +10,9 @@ import inspect
 from abc import ABC
 from typing import Any
 
-#: (major, minor) of the contract this core speaks. Minors only add.
-CONTRACT_VERSION = (1, 0)
+#: (major, minor) of the contract this core speaks. Minors only add. 1.1: `AttentionBackend.refresh_metadata`,
+#: `GraphKey.activation_bytes`, `Backend.communicator`, and dates for what a plugin's conformance profile skips.
+CONTRACT_VERSION = (1, 1)
 
 
 def contract_version() -> str:

@@ -1,4 +1,5 @@
-"""Evidence of hardware from files alone: what is on the PCI bus, and whether a library is there to be loaded.
+"""Evidence of hardware from files alone: what is on the PCI bus, whether a library is there to be loaded, what a
+process holds of a GPU.
 
 For probes: nothing here opens a device file or loads a native library. `root` stands for "/", so that tests can plant
 a machine of their own.
@@ -66,3 +67,29 @@ def find_library(name: str, *, root: Path = Path("/"), extra_dirs: tuple[str, ..
     except OSError:
         return None
     return "the loader's cache" if cached else None
+
+
+def drm_process_bytes(*, root: Path = Path("/"), pid: str = "self") -> int | None:
+    """Bytes of GPUs' own memory that a process (this one) holds, as kernel drivers tell it of its open device files
+    (Linux, Documentation/gpu/drm-usage-stats.rst); None when no driver does."""
+    clients: dict[tuple[str, str], int] = {}
+    try:
+        files = sorted((root / "proc" / pid / "fdinfo").iterdir())
+    except OSError:
+        return None
+    for file in files:
+        try:
+            fields = dict(line.split(":", 1) for line in file.read_text().splitlines() if line.startswith("drm-"))
+        except OSError:  # closed meanwhile
+            continue
+        client = fields.get("drm-client-id", "").strip()
+        sizes = [_kib(text) for name, text in fields.items() if name.startswith("drm-resident-vram")]
+        if client and sizes:  # several files may belong to one client
+            clients[fields.get("drm-pdev", "").strip(), client] = sum(sizes)
+    return sum(clients.values()) if clients else None
+
+
+def _kib(text: str) -> int:
+    """A figure such as "1024 KiB", in bytes."""
+    number, _, unit = text.strip().partition(" ")
+    return int(number) * {"": 1, "KiB": 2**10, "MiB": 2**20}.get(unit.strip(), 0)

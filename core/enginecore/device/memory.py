@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from enginecore.device.contract import Contract, optional
+from enginecore.errors import OutOfDeviceMemory
 
 if TYPE_CHECKING:
     import torch
@@ -92,9 +93,20 @@ class MemoryManager(Contract):
         return torch.empty(shape, dtype=dtype)
 
     @optional
+    def out_of_memory(self, error: BaseException) -> bool:
+        """Optional. Whether `error`, which a step or an allocation raised, says that the device's memory is exhausted.
+        Such a step costs its own requests; any other error ends the engine."""
+        if isinstance(error, (OutOfDeviceMemory, MemoryError)):
+            return True
+        # torch's allocators, the host's one included, name what they were asked for.
+        return isinstance(error, RuntimeError) and "tried to allocate" in str(error).lower()
+
+    @optional
     def sleep(self, state: dict[str, Any]) -> None:
-        """Optional. Free device memory while idle."""
+        """Optional. Free device memory while idle: `state["kv_caches"]` (tensors) lose their content,
+        `state["weights"]` (tensors) keep it in host memory. The tensors stay the same objects; what a graph has
+        recorded of their addresses does not hold afterwards. `state` keeps what `wake` needs."""
 
     @optional
     def wake(self, state: dict[str, Any]) -> None:
-        """Optional. Undo `sleep`."""
+        """Optional. Undo `sleep`. Raises OutOfDeviceMemory, and can be tried again, when the memory is not there."""

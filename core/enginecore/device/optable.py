@@ -26,11 +26,16 @@ def _always(query: OpQuery) -> Verdict:
 
 @dataclass(frozen=True)
 class Impl:
-    """One implementation: `run` follows the op's schema; `supports` is asked once for each use, never in a hot path."""
+    """One implementation: `run` follows the op's schema; `supports` is asked once for each use, never in a hot path.
+
+    `build_errors` are what `run` raises, before it has touched anything, when its kernel cannot be built on this
+    machine: the core then runs the torch reference.
+    """
 
     run: Callable[..., Any]
     supports: Callable[[OpQuery], Verdict] = _always
     name: str = ""
+    build_errors: tuple[type[BaseException], ...] = ()
 
 
 class OpTable(Contract):

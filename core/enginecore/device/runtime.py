@@ -75,6 +75,18 @@ class ModelRuntime(Contract):
         runtime that implements it; with others a sequence recomputes what it cannot share whole."""
         raise NotImplementedError("this runtime does not copy blocks")
 
+    @optional
+    def export_block(self, block: int) -> bytes:
+        """Optional. The bytes of one KV block, as many for each, for the tiers below the device. Called after `load`,
+        from a thread of its own, while `execute` may be writing other blocks. The core keeps blocks in host memory and
+        on disk only for a runtime that implements this and `import_block`."""
+        raise NotImplementedError("this runtime does not give out blocks")
+
+    @optional
+    def import_block(self, block: int, data: bytes) -> None:
+        """Optional. Make a KV block what `export_block` gave."""
+        raise NotImplementedError("this runtime does not take blocks")
+
     @abstractmethod
     def memory_bytes(self) -> int: ...
 

@@ -4,19 +4,23 @@ weights are read."""
 from __future__ import annotations
 
 import logging
-import socket
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import msgspec
 import torch
 
 from enginecore.clock import Clock, VirtualClock
 from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.device import Backend, KVCacheSpec, ModelSpec
 from enginecore.device.select import SelectedDevice, create_backend, select_device
+from enginecore.engine.account import MemoryAccount
 from enginecore.engine.engine import Engine
-from enginecore.engine.kv_events import EventPublisher
+from enginecore.engine.graphs import capture_graphs, require_graphs
+from enginecore.engine.kv_events import EventPublisher, open_publisher
+from enginecore.engine.kv_transfer import allocate_caches, check_tiers, open_tiers
+from enginecore.engine.nearest import nearest_settings
 from enginecore.engine.resolve import (
     Choices,
     Settings,
@@ -33,9 +37,18 @@ from enginecore.models.store import ModelFiles, resolve_model
 from enginecore.ops.dispatch import Ops
 from enginecore.parallel.executor import InprocExecutor
 from enginecore.runner import ModelRunner
+from enginecore.runner.exhausted import MemoryGuard
+from enginecore.runner.graphs import GraphPlan, plan_graphs
 from enginecore.runner.model import PagedModel, RuntimeModel, StepModel, runtime_copies_blocks
+from enginecore.runner.profile import can_measure, measure_activations
 
 logger = logging.getLogger("enginecore.engine")
+
+#: Settings that the engine runs on as they were given.
+_UNCHANGED = (
+    "long_prefill_token_threshold", "block_size", "enable_prefix_caching", "scheduling_policy", "seed", "max_logprobs",
+    "fuse", "strict_ops", "tenant_weights", "tenant_cache_floor", "tenant_cache_cap",
+)  # fmt: skip
 
 
 @dataclass
@@ -48,6 +61,10 @@ class _Site:
     backend: Backend
     settings: Settings
     choices: Choices
+    kv_specs: list[KVCacheSpec] = field(default_factory=list)
+    #: What the largest step took beside weights and cache, None as long as it is not measured.
+    activation_bytes: int | None = None
+    loaded_bytes: int = 0
 
 
 def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, ReadyInfo]:
@@ -58,8 +75,31 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
     """
     begun = time.perf_counter()
     site = _open_site(args, clock)
-    backend, selected = site.backend, site.selected
-    ops = Ops(backend.ops, strict=args.strict_ops)
+    check_tiers(site)
+    publisher = open_publisher(args, site.files.name)
+    try:
+        engine = _assemble(site, clock, publisher)
+    except BaseException:
+        if publisher is not None:
+            publisher.close()
+        raise
+    selected = site.selected
+    ready = ReadyInfo(
+        config=engine.config,
+        ledger=engine.ledger,
+        device_summary=f"{selected.device} ({selected.plugin.label})",
+        load_seconds=time.perf_counter() - begun,
+        details={
+            **(selected.probe.details if selected.probe else {}),
+            "batch_invariant": site.backend.capabilities.batch_invariant,
+        },
+    )
+    return engine, ready
+
+
+def _assemble(site: _Site, clock: Clock | None, publisher: EventPublisher | None) -> Engine:
+    backend = site.backend
+    ops = Ops(backend.ops, strict=site.args.strict_ops)
     if backend.runtime is not None:
         model, config, ledger, caches = _load_runtime(site)
     else:
@@ -73,21 +113,19 @@ def build_engine(args: EngineArgs, clock: Clock | None = None) -> tuple[Engine, 
         max_model_len=config.max_model_len,
         block_size=config.block_size,
     )
+    worker = MemoryGuard(runner, backend)
 
     def release() -> None:
+        if backend.graphs is not None:
+            backend.graphs.release()
         backend.memory.release_kv(caches)
         backend.shutdown()
 
-    publisher = _open_publisher(args, site.files.name)
-    engine = Engine(config, InprocExecutor(runner, release), clock, publisher)
-    ready = ReadyInfo(
-        config=config,
-        ledger=ledger,
-        device_summary=f"{selected.device} ({selected.plugin.label})",
-        load_seconds=time.perf_counter() - begun,
-        details=dict(selected.probe.details) if selected.probe else {},
-    )
-    return engine, ready
+    engine = Engine(config, InprocExecutor(worker, release), clock, publisher, runner.grammars.store)
+    engine.ledger = ledger
+    engine.account = MemoryAccount(ledger, site.loaded_bytes, backend.memory, caches)
+    engine.use_tiers(open_tiers(site, config, caches, engine.scheduler))
+    return engine
 
 
 def plan_engine(args: EngineArgs) -> ReadyInfo:
@@ -110,13 +148,6 @@ def plan_engine(args: EngineArgs) -> ReadyInfo:
     summary = f"{site.selected.device} ({site.selected.plugin.label})"
     seconds = time.perf_counter() - begun
     return ReadyInfo(config=config, ledger=ledger, device_summary=summary, load_seconds=seconds)
-
-
-def _open_publisher(args: EngineArgs, model: str) -> EventPublisher | None:
-    if args.kv_events_endpoint is None:
-        return None
-    topic = args.kv_events_topic or f"kv@{socket.gethostname()}@{args.served_model_name or model}"
-    return EventPublisher(args.kv_events_endpoint, topic, args.kv_events_replay)
 
 
 def _open_site(args: EngineArgs, clock: Clock | None) -> _Site:
@@ -150,6 +181,7 @@ def _find_model(args: EngineArgs, backend: Backend) -> ModelFiles:
 def _load_runtime(site: _Site) -> tuple[StepModel, EngineConfig, dict[str, int], list[torch.Tensor]]:
     runtime = site.backend.runtime
     assert runtime is not None
+    require_graphs(site, "its plugin runs whole models itself")
     spec, resolved, ledger = _size_runtime(site)
     runtime.load(spec, None)
     if "kv_cache" not in ledger:
@@ -207,6 +239,12 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
     quantization = None if args.quantization == "auto" else args.quantization
     shape = inspect_model(site.files, settings.dtype)
     _refuse_unsupported(site, shape)
+    assert backend.attention is not None
+    if reason := backend.attention.reference_reason():
+        ops.note_reference("attention", reason)
+    graphs = _plan_graphs(site, shape)
+    if not graphs.keys:
+        require_graphs(site, graphs.reason)
     max_model_len = resolve_max_model_len(args, shape.max_positions, Choices())
     specs = shape.kv_specs(args.block_size)
     usable = memory.memory_info().usable_bytes
@@ -229,6 +267,11 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
         max_model_len=max_model_len,
         quantization=quantization,
     )
+    site.loaded_bytes = memory.process_used_bytes() - before
+    if not explicit and can_measure(backend):
+        sizes = settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len
+        caches = allocate_caches(backend, shape, specs, 1)
+        site.activation_bytes = measure_activations(model, backend, ops, caches, *sizes)
     config, ledger, specs = _size_paged(site, shape, before, model.weight_bytes)
     free = memory.memory_info().free_bytes
     if ledger["kv_cache"] > free:
@@ -236,8 +279,18 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
             f"the KV cache needs {ledger['kv_cache']} bytes and {free} are free: other processes hold the rest",
             fix="stop them, or lower memory_utilization, kv_cache_memory or num_blocks",
         )
-    caches = _allocate_caches(backend, shape, specs, config.num_blocks)
-    return PagedModel(model, backend, caches), config, ledger, caches
+    caches = allocate_caches(backend, shape, specs, config.num_blocks)
+    paged = PagedModel(model, backend, caches)
+    graphed = capture_graphs(site, paged, graphs, ledger, config.max_model_len)
+    return graphed, msgspec.structs.replace(config, choices=site.choices.made), ledger, caches
+
+
+def _plan_graphs(site: _Site, shape: ModelShape) -> GraphPlan:
+    def activation_bytes(tokens: int) -> int:
+        return _activation_bytes(site, shape, tokens, tokens)
+
+    enforce_eager = site.args.enforce_eager
+    return plan_graphs(site.backend, site.settings.max_num_seqs, activation_bytes, enforce_eager=enforce_eager)
 
 
 def _block_bytes(site: _Site, specs: list[KVCacheSpec]) -> int:
@@ -252,7 +305,7 @@ def _size_paged(
 ) -> tuple[EngineConfig, dict[str, int], list[KVCacheSpec]]:
     """The configuration, the ledger and what the cache holds, for weights of that many bytes."""
     max_model_len = resolve_max_model_len(site.args, shape.max_positions, site.choices)
-    specs = shape.kv_specs(site.args.block_size)
+    site.kv_specs = specs = shape.kv_specs(site.args.block_size)
     block_bytes = _block_bytes(site, specs)
     ledger = _ledger(site, shape, before, weight_bytes)
     num_blocks, max_model_len = fit_blocks(
@@ -260,19 +313,6 @@ def _size_paged(
     )
     ledger["kv_cache"] = num_blocks * block_bytes
     return _engine_config(site, shape.vocab_size, max_model_len, num_blocks), ledger, specs
-
-
-def _allocate_caches(
-    backend: Backend, shape: ModelShape, specs: list[KVCacheSpec], num_blocks: int
-) -> list[torch.Tensor]:
-    """One cache for each attention call, in the order of the calls."""
-    assert backend.attention is not None
-    pools = {}
-    for spec in specs:
-        layout = backend.attention.kv_cache_layout(spec)
-        pools[spec.num_kv_heads, spec.head_size] = backend.memory.allocate_kv(layout, num_blocks, spec.num_layers)
-    taken = {key: iter(pool) for key, pool in pools.items()}
-    return [next(taken[call.num_kv_heads, call.head_size]) for call in shape.calls]
 
 
 def _refuse_unsupported(site: _Site, shape: ModelShape) -> None:
@@ -293,24 +333,36 @@ def _refuse_unsupported(site: _Site, shape: ModelShape) -> None:
         raise UnsupportedError(
             f"{site.selected.device} ({site.selected.plugin.label}) cannot run {site.files.name}",
             reasons=tuple(dict.fromkeys(reasons)),
+            fix=nearest_settings(capabilities, site.settings.dtype, site.args.block_size),
         )
 
 
 def _ledger(site: _Site, shape: ModelShape, before: int, weight_bytes: int) -> dict[str, int]:
     """Who owns which bytes of this process's budget; `kv_cache` is what is left for the cache.
 
-    Activations are estimated from the largest step: hidden states and the two widest products of each token, and
-    float32 logits (twice, for the sampler's copy) of each sequence.
+    Activations are those of the largest step. `graphs`, where there will be any, is reserved for what they may hold.
     """
-    settings = site.settings
-    itemsize = 4 if settings.dtype == "float32" else 2
+    activations = site.activation_bytes
+    if activations is None:
+        activations = _activation_bytes(site, shape, site.settings.max_num_batched_tokens, site.settings.max_num_seqs)
+    graphs = _plan_graphs(site, shape)
+    reserved = {"graphs": graphs.budget_bytes} if graphs.keys else {}
+    return _split_budget(site, before, weight_bytes, activations, reserved)
+
+
+def _activation_bytes(site: _Site, shape: ModelShape, tokens: int, rows: int) -> int:
+    """An estimate of what a step needs: hidden states and the two widest products of each token, and float32 logits
+    (twice, for the sampler's copy) of each row."""
+    itemsize = 4 if site.settings.dtype == "float32" else 2
     width = 8 * shape.hidden_size + 4 * (model_size(site.files.config, "intermediate_size") or 4 * shape.hidden_size)
-    activations = settings.max_num_batched_tokens * width * itemsize + settings.max_num_seqs * shape.vocab_size * 8
-    return _split_budget(site, before, weight_bytes, activations)
+    return tokens * width * itemsize + rows * shape.vocab_size * 8
 
 
-def _split_budget(site: _Site, before: int, weight_bytes: int, activation_bytes: int) -> dict[str, int]:
-    """The process's budget by owner, the cache last. `before` are the bytes that were in use before loading."""
+def _split_budget(
+    site: _Site, before: int, weight_bytes: int, activation_bytes: int, reserved: dict[str, int] | None = None
+) -> dict[str, int]:
+    """The process's budget by owner, the cache last. `before` are the bytes that were in use before loading;
+    `reserved` are further owners."""
     info = site.backend.memory.memory_info()
     budget = int(site.settings.memory_utilization * info.usable_bytes)
     base = min(before, budget)
@@ -320,16 +372,14 @@ def _split_budget(site: _Site, before: int, weight_bytes: int, activation_bytes:
         "process_base": base,
         "weights": weight_bytes,
         "activations": activation_bytes,
-        "kv_cache": budget - base - weight_bytes - activation_bytes,
+        **(reserved or {}),
+        "kv_cache": budget - base - weight_bytes - activation_bytes - sum((reserved or {}).values()),
     }
 
 
 def _engine_config(site: _Site, vocab_size: int, max_model_len: int, num_blocks: int) -> EngineConfig:
     args, settings = site.args, site.settings
-    values: dict[str, Any] = {
-        name: getattr(args, name)
-        for name in ("long_prefill_token_threshold", "block_size", "enable_prefix_caching", "scheduling_policy", "seed")
-    }
+    values: dict[str, Any] = {name: getattr(args, name) for name in _UNCHANGED}
     return EngineConfig(
         model=args.model,
         model_path=site.files.path,
@@ -342,10 +392,7 @@ def _engine_config(site: _Site, vocab_size: int, max_model_len: int, num_blocks:
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_blocks=num_blocks,
-        max_logprobs=args.max_logprobs,
         quantization=None if args.quantization == "auto" else args.quantization,
-        fuse=args.fuse,
-        strict_ops=args.strict_ops,
         copies_blocks=site.backend.runtime is None or runtime_copies_blocks(site.backend.runtime),
         choices=site.choices.made,
         **values,

@@ -1,6 +1,6 @@
 """What goes over the socket pair between the frontend and the engine process: one type byte, then msgpack.
 
-to the engine     A EngineRequest    X [request ids]   C (call id, method, [arguments])    Q (stop)
+to the engine     A EngineRequest    X (reason, [request ids])   C (call id, method, [arguments])    Q (stop)
 to the frontend   R ReadyInfo        F Failure         O StepOutputs     V (call id, value, error)
 """
 
@@ -33,7 +33,7 @@ _encoder = msgspec.msgpack.Encoder()
 encode = _encoder.encode
 decode_args = msgspec.json.Decoder(EngineArgs).decode
 decode_request = msgspec.msgpack.Decoder(EngineRequest).decode
-decode_ids = msgspec.msgpack.Decoder(list[str]).decode
+decode_abort = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
 decode_call = msgspec.msgpack.Decoder(tuple[int, str, list[Any]]).decode
 decode_ready = msgspec.msgpack.Decoder(ReadyInfo).decode
 decode_failure = msgspec.msgpack.Decoder(Failure).decode

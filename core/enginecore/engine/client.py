@@ -177,9 +177,13 @@ class ProcessClient:
     def add(self, request: EngineRequest) -> None:
         self._send(channel.ADD, request)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
+    def abort(self, request_ids: Iterable[str], reason: str = "abort") -> None:
         if self.alive:
-            self._send(channel.ABORT, list(request_ids))
+            self._send(channel.ABORT, (reason, list(request_ids)))
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        """Call a method of the engine between two steps, before what is sent after this. Nobody hears what comes of it."""
+        self._send(channel.CALL, (-1, method, list(arguments)))
 
     async def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the engine between two steps. Somebody must be in `recv` for the answer to arrive."""
@@ -217,14 +221,17 @@ class InprocClient:
     def add(self, request: EngineRequest) -> None:
         self._engine.add(request)
 
-    def abort(self, request_ids: Iterable[str]) -> None:
-        self._engine.abort(request_ids)
+    def abort(self, request_ids: Iterable[str], reason: str = "abort") -> None:
+        self._engine.abort(request_ids, reason)
 
     def step(self) -> StepOutputs:
         return self._engine.step()
 
     def has_work(self) -> bool:
         return self._engine.has_work()
+
+    def tell(self, method: str, *arguments: Any) -> None:
+        getattr(self._engine, method)(*arguments)
 
     def call(self, method: str, *arguments: Any) -> Any:
         return getattr(self._engine, method)(*arguments)

@@ -7,11 +7,21 @@ from typing import Any
 
 from enginecore.clock import Clock, RealClock
 from enginecore.config import EngineConfig
+from enginecore.engine.account import MemoryAccount
+from enginecore.engine.exhausted import lose_step
+from enginecore.engine.grammar_gate import GrammarGate
 from enginecore.engine.kv_events import EventPublisher
-from enginecore.parallel.executor import Executor
+from enginecore.errors import OutOfDeviceMemory, UnsupportedError
+from enginecore.kvcache.tiers import Tiers
+from enginecore.parallel.executor import Executor, Sleeping
 from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs
+from enginecore.runner.grammar import GrammarStore
 from enginecore.scheduler import Scheduler, SchedulerConfig
 from enginecore.scheduler.journal import Journal
+from enginecore.scheduler.pinning import prefix_name
+
+#: Longest wait for blocks from a lower tier when nothing else runs: new requests are not looked at meanwhile.
+MAX_WAIT_S = 0.01
 
 
 class Engine:
@@ -21,7 +31,7 @@ class Engine:
     """
 
     def __init__(self, config: EngineConfig, executor: Executor, clock: Clock | None = None,
-                 publisher: EventPublisher | None = None) -> None:  # fmt: skip
+                 publisher: EventPublisher | None = None, grammars: GrammarStore | None = None) -> None:  # fmt: skip
         self.config = config
         self.executor = executor
         self.clock = clock or RealClock()
@@ -29,25 +39,58 @@ class Engine:
                                    record_events=publisher is not None)  # fmt: skip
         self._publisher = publisher
         self._refused: list[EngineOutput] = []
+        self._grammars = GrammarGate(grammars)
+        self._graph_replays = self._eager_steps = self._lost_steps = 0
+        self._asleep = False
+        #: Who owns which bytes of the device, for the log of a step that ran out of memory.
+        self.ledger: dict[str, int] = {}
+        self.account: MemoryAccount | None = None
+
+    def use_tiers(self, tiers: Tiers | None) -> None:
+        """Keep blocks below the device, too. Before the first request."""
+        self.scheduler.tiers = tiers
 
     def add(self, request: EngineRequest) -> None:
-        problem = self.scheduler.add(request)
+        if request.grammar is None:
+            self._schedule(request)
+        else:
+            self._grammars.hold(request)
+
+    def _schedule(self, request: EngineRequest, problem: str | None = None) -> None:
+        if self._asleep:
+            problem = "the engine is asleep: wake it up (POST /wake_up), then try again"
+        problem = problem or self.scheduler.add(request)
         if problem is not None:
             self._refused.append(EngineOutput(request.request_id, [], finish_reason="error", error=problem))
 
-    def abort(self, request_ids: Iterable[str]) -> list[str]:
-        """Drop requests; those that were known, each also reported by the caller as it sees fit."""
-        return self.scheduler.abort(request_ids)
+    def abort(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
+        """Drop requests; those that were known, each also reported by the caller as it sees fit. `reason` is for
+        `explain`: "stop" when a stop string has ended them."""
+        request_ids = list(request_ids)
+        return self._grammars.abort(request_ids) + self.scheduler.abort(request_ids, reason)
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work() or bool(self._refused)
+        return self.scheduler.has_work() or bool(self._refused) or bool(self._grammars)
 
     def step(self) -> StepOutputs:
         """Run one step; with nothing to run, only reports what is pending."""
+        if self._grammars:
+            for request, problem in self._grammars.ready(wait=not self.scheduler.has_work()):
+                self._schedule(request, problem)
         outputs, self._refused = self._refused, []
         if self.scheduler.has_work():
             plan = self.scheduler.schedule()
-            result = self.executor.execute(plan)
+            if plan.empty and self.scheduler.wait_for_blocks(MAX_WAIT_S):
+                self._publish_events()
+                return StepOutputs(outputs, self.stats())
+            try:
+                result = self.executor.execute(plan)
+            except OutOfDeviceMemory as error:
+                self._lost_steps += 1
+                outputs += lose_step(self.scheduler, plan, error, self.ledger)
+                return StepOutputs(outputs, self.stats())
+            self._graph_replays += result.replayed
+            self._eager_steps += not result.replayed
             outputs += self.scheduler.update(plan, result)
             if result.seconds is not None:
                 self.clock.spend(result.seconds)
@@ -63,15 +106,60 @@ class Engine:
     def stats(self) -> EngineStats:
         stats = self.scheduler.stats()
         stats.reference_ops = self.executor.reference_ops()
+        stats.graph_replays, stats.eager_steps = self._graph_replays, self._eager_steps
+        stats.lost_steps = self._lost_steps
         return stats
+
+    def sleep(self, level: int = 1) -> None:
+        """Give the device's memory back until `wake_up`: weights wait in host memory, cached prefixes are forgotten."""
+        if level != 1:
+            raise UnsupportedError(f"sleep level {level} is not supported", fix="level 1 keeps weights in host memory")
+        if self.has_work():
+            raise UnsupportedError("requests are running or waiting", fix="sleep when the engine is idle")
+        if not isinstance(self.executor, Sleeping):
+            raise UnsupportedError("this engine's executor cannot give memory back while idle")
+        if not self._asleep:
+            self.executor.sleep()
+            self._asleep = True
+            self.reset_prefix_cache()
+
+    def wake_up(self) -> None:
+        """Undo `sleep`. Raises OutOfDeviceMemory, and may be tried again."""
+        if self._asleep and isinstance(self.executor, Sleeping):
+            self.executor.wake_up()
+            self._asleep = False
+
+    def is_sleeping(self) -> bool:
+        return self._asleep
 
     def reset_prefix_cache(self) -> int:
         count = self.scheduler.reset_prefix_cache()
         self._publish_events()
         return count
 
+    def use_tokenizer(self, serialized: str, eos_token_ids: list[int]) -> None:
+        """What grammars are followed with; see `GrammarStore.use_tokenizer`."""
+        self._grammars.use_tokenizer(serialized, eos_token_ids)
+
+    def when_idle(self) -> bool:
+        """Nothing to do for a while: prepare what a request would have to wait for. Whether there is more to do."""
+        self._grammars.warm_up()
+        return self.scheduler.tidy()
+
+    def pin(self, token_ids: list[int], seconds: float, cache_salt: str | None = None) -> dict[str, Any] | None:
+        """Keep the full blocks of a prefix cached for so long; what came of it, None when too many are pinned."""
+        return self.scheduler.pin(prefix_name(token_ids, cache_salt), token_ids, seconds, cache_salt)
+
+    def unpin(self, name: str) -> bool:
+        """End a pin, an operator's or a request's; False when there is none of that name."""
+        return self.scheduler.unpin(name)
+
+    def list_pins(self) -> list[dict[str, Any]]:
+        """The pins there are."""
+        return self.scheduler.list_pins()
+
     def memory(self) -> dict[str, int]:
-        """KV blocks by state, and the token slots that running sequences hold and use."""
+        """KV blocks by state, the token slots that running sequences hold and use, and bytes as measured."""
         stats, pool = self.scheduler.stats(), self.scheduler.pool
         return {
             "in_use": pool.num_blocks - pool.num_free,
@@ -81,6 +169,8 @@ class Engine:
             "tokens_held": stats.kv_tokens_held,
             "forks": stats.num_forks,
             "forked_tokens": stats.forked_tokens,
+            **self.scheduler.tier_figures(),
+            **(self.account.figures() if self.account is not None else {}),
         }
 
     def explain(self, request_ids: list[str]) -> list[dict[str, Any]]:
@@ -89,6 +179,9 @@ class Engine:
         return [answer for answer in found if answer is not None]
 
     def shutdown(self) -> None:
+        self._grammars.shutdown()
+        if self.scheduler.tiers is not None:
+            self.scheduler.tiers.close()
         if self._publisher is not None:
             self._publisher.close()
         self.executor.shutdown()
@@ -103,6 +196,9 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         block_size=config.block_size,
         prefix_caching=config.enable_prefix_caching,
         policy=config.scheduling_policy,
+        tenant_weights=tuple(config.tenant_weights.items()),
+        tenant_cache_floor=config.tenant_cache_floor,
+        tenant_cache_cap=config.tenant_cache_cap,
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         seed=config.seed,
         copies_blocks=config.copies_blocks,

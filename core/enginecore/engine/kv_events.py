@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import queue
+import socket
 import threading
 import time
 from collections import deque
@@ -18,6 +19,7 @@ from collections import deque
 import msgspec
 import zmq
 
+from enginecore.config import EngineArgs
 from enginecore.errors import ParameterError
 from enginecore.kvcache.events import AllBlocksCleared, BlockRemoved, BlockStored, KVCacheEvent
 
@@ -55,12 +57,12 @@ class EventPublisher:
         self._thread.start()
 
     def _bind(self, kind: int, endpoint: str, param: str) -> zmq.Socket[bytes]:
-        socket: zmq.Socket[bytes] = self._context.socket(kind)
+        bound: zmq.Socket[bytes] = self._context.socket(kind)
         try:
-            socket.bind(endpoint)
+            bound.bind(endpoint)
         except zmq.ZMQError as error:
             raise ParameterError(f"{param}: {endpoint!r} cannot be bound: {error}", param=param) from error
-        return socket
+        return bound
 
     def publish(self, events: list[KVCacheEvent]) -> None:
         """Hand a batch to the thread; never waits. Batches that do not fit are lost and logged."""
@@ -97,3 +99,11 @@ class EventPublisher:
             if number >= first:
                 self._replay.send_multipart([client, b"", number.to_bytes(8, "big"), payload])
         self._replay.send_multipart([client, b"", END_OF_REPLAY, b""])
+
+
+def open_publisher(args: EngineArgs, model: str) -> EventPublisher | None:
+    """The publisher that the arguments ask for, None for none. Readers take the topic apart at its "@"."""
+    if args.kv_events_endpoint is None:
+        return None
+    topic = args.kv_events_topic or f"kv@{socket.gethostname()}@{args.served_model_name or model}"
+    return EventPublisher(args.kv_events_endpoint, topic, args.kv_events_replay)

@@ -26,7 +26,13 @@ from enginecore.request import StepOutputs
 logger = logging.getLogger("enginecore.engine")
 
 #: Methods that the frontend may call on the engine by name.
-CALLABLE = frozenset({"reset_prefix_cache", "stats", "memory", "explain"})
+CALLABLE = frozenset(
+    {"use_tokenizer", "reset_prefix_cache", "stats", "memory", "explain", "pin", "unpin", "list_pins"}
+    | {"sleep", "wake_up", "is_sleeping"}
+)
+
+#: After this long without anything to do, the engine prepares for what may come.
+IDLE_MS = 1500
 
 
 def _watch_lifeline(folder: str) -> None:
@@ -57,8 +63,10 @@ class EngineProcess:
 
     def _drain(self, *, block: bool) -> None:
         """Take in every command that is there; with `block`, wait for the first."""
-        if block:
-            self._inbox.poll()
+        while block and not self._inbox.poll(IDLE_MS):
+            if not self._engine.when_idle():
+                self._inbox.poll()
+                break
         while not self._quit:
             try:
                 kind, body = self._inbox.recv_multipart(zmq.NOBLOCK)
@@ -70,7 +78,8 @@ class EngineProcess:
         if kind == channel.ADD:
             self._engine.add(channel.decode_request(body))
         elif kind == channel.ABORT:
-            if self._engine.abort(channel.decode_ids(body)) and not self._engine.has_work():
+            reason, ids = channel.decode_abort(body)
+            if self._engine.abort(ids, reason) and not self._engine.has_work():
                 self._send(channel.OUTPUTS, StepOutputs([], self._engine.stats()))
         elif kind == channel.CALL:
             self._call(*channel.decode_call(body))
@@ -88,7 +97,11 @@ class EngineProcess:
         except TypeError as error:
             self._send(channel.VALUE, (call_id, None, f"{method}: {error}"))
             return
-        self._send(channel.VALUE, (call_id, function(*arguments), None))
+        try:
+            value, problem = function(*arguments), None
+        except EngineCoreError as error:  # refused, and nothing has changed
+            value, problem = None, str(error)
+        self._send(channel.VALUE, (call_id, value, problem))
 
     def _send(self, kind: bytes, body: Any) -> None:
         self._outbox.send_multipart([kind, channel.encode(body)])

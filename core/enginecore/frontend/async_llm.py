@@ -23,10 +23,11 @@ from enginecore.frontend.chat import ChatRenderer, load_template
 from enginecore.frontend.collector import Collector
 from enginecore.frontend.detokenizer import TokenTable
 from enginecore.frontend.generation_config import sampling_defaults
-from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt
+from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt, grammar_tokenizer
 from enginecore.frontend.output_processor import Observer, OutputKind, OutputProcessor
 from enginecore.frontend.outputs import RequestOutput
 from enginecore.frontend.template_pool import TemplatePool
+from enginecore.frontend.tenancy import current_tenant
 from enginecore.frontend.tokenizer import Tokenizer
 from enginecore.models.store import resolve_model
 from enginecore.request import EngineStats, SamplingParams
@@ -73,6 +74,7 @@ class AsyncLLM:
         self._receiver = asyncio.create_task(self._receive())
         self._recent: dict[str, list[str]] = {}
         self._warming: asyncio.Task[None] | None = None
+        self._follows_grammars = False
 
     @classmethod
     async def create(
@@ -106,7 +108,16 @@ class AsyncLLM:
     async def _warm_up(self) -> None:
         """Do now, in threads, what the first request would have to wait for."""
         work = (self.off_loop(self.renderer.prepare), self.off_loop(self.table.longest))
-        await asyncio.gather(*work, return_exceptions=True)
+        told, *_ = await asyncio.gather(
+            self.off_loop(grammar_tokenizer, self.tokenizer), *work, return_exceptions=True
+        )
+        if isinstance(told, tuple) and self.alive:
+            self._tell_tokenizer(*told)
+
+    def _tell_tokenizer(self, *told: Any) -> None:
+        if not self._follows_grammars:
+            self._follows_grammars = True
+            self.client.tell("use_tokenizer", *told)
 
     # ---- generation ----------------------------------------------------------------------------------------------
 
@@ -166,11 +177,15 @@ class AsyncLLM:
         recent = self._recent[request_id] = []
         if len(self._recent) > MAX_RECENT:
             del self._recent[next(iter(self._recent))]
+        tenant = current_tenant.get()
         for key, request in enumerate(requests):
             internal_ids.append(self.input.internal_id())
             for engine_request in self._output.add(
                 request, request_id=request_id, internal_id=internal_ids[-1], sink=collector, kind=kind, key=key
             ):
+                if engine_request.grammar is not None and not self._follows_grammars:
+                    self._tell_tokenizer(*grammar_tokenizer(self.tokenizer))
+                engine_request.tenant = tenant
                 self.client.add(engine_request)
                 recent.append(engine_request.request_id)
 
@@ -230,9 +245,8 @@ class AsyncLLM:
             while True:
                 step = await self.client.recv()
                 self.stats = step.stats
-                to_abort = self._output.process(step)
-                if to_abort:
-                    self.client.abort(to_abort)
+                for engine_id, reason in self._output.process(step).items():
+                    self.client.abort([engine_id], reason)
                 await asyncio.sleep(0)  # let the consumers run even when the next outputs are there already
         except asyncio.CancelledError:
             raise

@@ -78,13 +78,15 @@ class TokenTable:
 
 
 class Detokenizer:
-    """Incremental decoding of one sequence."""
+    """Incremental decoding of one sequence. Special tokens that are `shown` are not skipped."""
 
     __slots__ = ("_decode", "_skip", "_table")
 
-    def __init__(self, table: TokenTable, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self, table: TokenTable, *, skip_special_tokens: bool = True, shown: frozenset[int] = frozenset()
+    ) -> None:
         self._table = table
-        self._skip = table.special if skip_special_tokens else frozenset()
+        self._skip = table.special - shown if skip_special_tokens else frozenset()
         self._decode = _new_decoder("replace").decode
 
     def add(self, token_id: int) -> str:

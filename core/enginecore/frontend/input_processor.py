@@ -9,16 +9,19 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, Union
 
 import msgspec
 
 from enginecore.config import EngineConfig
+from enginecore.constraints import Thinking
 from enginecore.errors import ParameterError
 from enginecore.frontend.bad_words import banned_sequences
 from enginecore.frontend.detokenizer import TokenTable
+from enginecore.frontend.structured import GrammarChecker, grammar_of
 from enginecore.request import INT64_MAX, INT64_MIN, EngineRequest, SamplingParams
+from enginecore.scheduler.beam_search import num_candidates
 
 #: A prompt: text, token ids, or vLLM's dicts {"prompt": text} and {"prompt_token_ids": ids}.
 Prompt = Union[str, "Sequence[int]", "dict[str, Any]"]
@@ -40,6 +43,17 @@ class TokenizerLike(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerForm:
+    """What a route asks of the answer beyond the sampling parameters: a checked grammar, a bound on thinking, and
+    special tokens whose text is wanted although special tokens are not. `opened`: the prompt has begun the thinking."""
+
+    grammar: str | None = None
+    thinking: Thinking | None = None
+    shown_tokens: frozenset[int] = frozenset()
+    opened: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class PreparedRequest:
     """One prompt, checked and tokenised. `text` is the prompt as given, None when it came as ids or was truncated."""
 
@@ -51,17 +65,23 @@ class PreparedRequest:
     eos_token_ids: list[int]
     priority: int = 0
     cache_salt: str | None = None
+    form: AnswerForm = AnswerForm()
+    #: (tokens, seconds) of a prefix that is to stay cached.
+    pin_prefix: tuple[int, float] | None = None
 
     @property
     def num_sequences(self) -> int:
         return self.params.best_of or self.params.n
 
     def engine_requests(self, internal_id: str, arrival_time: float) -> list[EngineRequest]:
-        """One request for each candidate. Candidate i gets seed + i; only the first computes the prompt and its
-        log-probabilities, the others fork from it."""
+        """One request for each candidate, or one for all that a beam search finds. Candidate i gets seed + i; only the
+        first computes the prompt and its log-probabilities, the others fork from it."""
         params = self.params
+        candidates = 1 if params.beam is not None else self.num_sequences
         if self.num_sequences > params.n and params.logprobs is None:
             params = msgspec.structs.replace(params, logprobs=0)
+        if params.structured_outputs is not None:
+            params = msgspec.structs.replace(params, structured_outputs=None)  # the grammar says it all
         plain = params
         if params.prompt_logprobs is not None and self.num_sequences > 1:
             plain = msgspec.structs.replace(params, prompt_logprobs=None)
@@ -77,10 +97,13 @@ class PreparedRequest:
                 priority=self.priority,
                 arrival_time=arrival_time,
                 cache_salt=self.cache_salt,
+                pin_prefix=self.pin_prefix,
                 cached_prompt=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
                 fork_of=f"{internal_id}_0" if index else None,
+                grammar=self.form.grammar,
+                thinking=self.form.thinking,
             )
-            for index in range(self.num_sequences)
+            for index in range(candidates)
         ]
 
 
@@ -92,6 +115,7 @@ class InputProcessor:
         self.config = config
         self.tokenizer = tokenizer
         self.table = table
+        self.grammars = GrammarChecker()
         self._prefix = os.urandom(4).hex()
         self._count = itertools.count()
 
@@ -109,6 +133,7 @@ class InputProcessor:
         add_special_tokens: bool = True,
         clamp: bool = True,
         param: str = "prompt",
+        form: AnswerForm | None = None,
     ) -> PreparedRequest:
         """Check and tokenise. `param` is what errors call the prompt's field. Raises ParameterError."""
         self._check_params(params)
@@ -123,7 +148,15 @@ class InputProcessor:
         truncated = self._truncate(ids, params)
         if len(truncated) < len(ids):
             text, ids = None, truncated
+        form = form or AnswerForm()
+        if params.structured_outputs is not None and form.grammar is None:
+            form = replace(form, grammar=grammar_of(params.structured_outputs, self.grammars))
+        if form.grammar is not None and params.beam is not None:
+            raise ParameterError("a beam search cannot follow a grammar", param="use_beam_search")
+        if form.grammar is not None and not self.tokenizer.eos_token_ids:
+            raise ParameterError("a grammar needs a model with an end-of-text token", param="structured_outputs")
         return PreparedRequest(
+            form=form,
             text=text,
             token_ids=ids,
             params=params,
@@ -200,6 +233,14 @@ class InputProcessor:
             value = getattr(params, name)
             if value is not None and value > self.config.max_logprobs:
                 raise ParameterError(f"{name} may be at most {self.config.max_logprobs}, got {value}", param=name)
+        if params.beam is not None:
+            stops = {*(params.stop_token_ids or ()), *self.tokenizer.eos_token_ids}
+            if num_candidates(params.beam.width, len(stops)) > self.config.vocab_size:
+                raise ParameterError(
+                    f"beam_width {params.beam.width} with {len(stops)} stop tokens is too much for a vocabulary of "
+                    f"{self.config.vocab_size}",
+                    param="beam_width",
+                )
         if params.stop_list and not params.detokenize:
             raise ParameterError("stop strings need detokenize to be true", param="stop")
         for name, strings in (("stop", params.stop_list), ("bad_words", params.bad_words or [])):
@@ -211,7 +252,7 @@ class InputProcessor:
             raise ParameterError("priority must be a signed 64-bit integer", param="priority")
         if priority and self.config.scheduling_policy != "priority":
             raise ParameterError(
-                "priority has no effect under the fcfs policy",
+                f"priority has no effect under the {self.config.scheduling_policy} policy",
                 param="priority",
                 fix="start with --scheduling-policy priority",
             )
@@ -219,6 +260,11 @@ class InputProcessor:
             raise ParameterError("cache_salt must be a non-empty string", param="cache_salt")
         if cache_salt is not None and len(cache_salt) > MAX_CACHE_SALT_CHARS:
             raise ParameterError(f"cache_salt may have at most {MAX_CACHE_SALT_CHARS} characters", param="cache_salt")
+
+
+def grammar_tokenizer(tokenizer: Any) -> tuple[str, list[int]]:
+    """What an engine needs to follow grammars: the tokenizer's JSON and the tokens that end an answer."""
+    return tokenizer.serialized(), list(tokenizer.eos_token_ids)
 
 
 def _split_prompt(prompt: Prompt, param: str) -> tuple[str | None, list[int] | None]:

@@ -10,10 +10,11 @@ from typing import Any
 from enginecore.config import EngineArgs
 from enginecore.engine.client import InprocClient
 from enginecore.errors import ParameterError, RequestError
+from enginecore.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_output
 from enginecore.frontend.chat import ChatRenderer, load_template
 from enginecore.frontend.detokenizer import TokenTable
 from enginecore.frontend.generation_config import sampling_defaults
-from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt
+from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt, grammar_tokenizer
 from enginecore.frontend.output_processor import OutputProcessor
 from enginecore.frontend.outputs import RequestOutput
 from enginecore.frontend.progress import GenerationProgress
@@ -46,6 +47,8 @@ class LLM:
         args = EngineArgs(model=model, device=device, dtype=dtype, **settings)
         self._client = InprocClient(args)
         # Not a bound method: the finalizer must not keep the LLM alive.
+        self._follows_grammars = False
+        self._follows_grammars = False
         self._finalizer = weakref.finalize(self, self._client.shutdown)
         try:
             self.config = self._client.ready.config
@@ -112,6 +115,21 @@ class LLM:
         params = self._params_for(sampling_params, len(prompts))
         return self._run(prompts, params, None, bool(use_tqdm), add_special_tokens=False)
 
+    def beam_search(
+        self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool | Callable[..., Any] = False
+    ) -> list[BeamSearchOutput]:
+        """The best answers to each prompt by their log-probabilities, best first; see `BeamSearchParams`.
+
+        A prompt is as in `generate`. All beams of all prompts are one batch, and share what they have in common.
+        """
+        items = _as_list(prompts)
+        wanted = [params.sampling_params()] * len(items)
+        outputs = self._run(items, wanted, None, bool(use_tqdm), add_special_tokens=True)
+        return [beam_output(output, self._prompt_text(output)) for output in outputs]
+
+    def _prompt_text(self, output: RequestOutput) -> str:
+        return output.prompt if output.prompt is not None else self._tokenizer.decode(output.prompt_token_ids)
+
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
 
@@ -167,11 +185,13 @@ class LLM:
                     for engine_request in self._output.add(
                         request, request_id=str(index), internal_id=internal_ids[-1], sink=sink, kind="final", key=index
                     ):
+                        if engine_request.grammar is not None and not self._follows_grammars:
+                            self._follows_grammars = True
+                            self._client.tell("use_tokenizer", *grammar_tokenizer(self._tokenizer))
                         self._client.add(engine_request)
                 while self._output.num_requests and sink.error is None:
-                    to_abort = self._output.process(self._client.step())
-                    if to_abort:
-                        self._client.abort(to_abort)
+                    for engine_id, reason in self._output.process(self._client.step()).items():
+                        self._client.abort([engine_id], reason)
                 if sink.error is not None:
                     raise sink.error
             finally:

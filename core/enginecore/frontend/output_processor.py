@@ -25,7 +25,7 @@ from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.outputs import CompletionOutput, LogprobDict, RequestMetrics, RequestOutput
 from enginecore.frontend.sequence_output import SequenceOutput, logprob_dict
 from enginecore.frontend.stop import StopAutomaton
-from enginecore.request import EngineOutput, EngineRequest, StepOutputs
+from enginecore.request import BeamAnswer, EngineOutput, EngineRequest, StepOutputs
 
 OutputKind = Literal["delta", "cumulative", "final"]
 
@@ -67,7 +67,11 @@ class Group:
         self.hide_logprobs = self.ranked and params.logprobs is None
         shown = msgspec.structs.replace(params, logprobs=0) if self.hide_logprobs else params
         keep = self.kind != "delta"
-        self.sequences = [SequenceOutput(i, shown, table, stops, keep_whole=keep) for i in range(request.num_sequences)]
+        tokens = request.form.shown_tokens
+        self.sequences = [
+            SequenceOutput(i, shown, table, stops, keep_whole=keep, shown_tokens=tokens)
+            for i in range(request.num_sequences)
+        ]
         self.news: list[CompletionOutput] = []
 
     @property
@@ -75,7 +79,9 @@ class Group:
         return all(sequence.finished for sequence in self.sequences)
 
     def engine_ids(self) -> list[str]:
-        """The engine's ids of the sequences that still run."""
+        """The engine's ids of the sequences that still run; a beam search has one."""
+        if self.request.params.beam is not None:
+            return [] if self.finished else [f"{self.internal_id}_0"]
         return [f"{self.internal_id}_{i}" for i, sequence in enumerate(self.sequences) if not sequence.finished]
 
     def output(self) -> RequestOutput | None:
@@ -145,13 +151,14 @@ class OutputProcessor:
         group = Group(request, request_id, internal_id, kind, sink, key, self._table, arrival)
         self._groups[internal_id] = group
         engine_requests = request.engine_requests(internal_id, arrival)
-        for engine_request, sequence in zip(engine_requests, group.sequences, strict=True):
+        for engine_request, sequence in zip(engine_requests, group.sequences, strict=False):
             self._sequences[engine_request.request_id] = (group, sequence)
         return engine_requests
 
-    def process(self, step: StepOutputs) -> list[str]:
-        """Take a step's outputs; returns the ids that the engine has to abort (a stop string ended them)."""
-        to_abort: list[str] = []
+    def process(self, step: StepOutputs) -> dict[str, str]:
+        """Take a step's outputs; returns the ids that the engine has to abort, and why: "stop" (a stop string ended
+        them) or "error" (a sibling failed)."""
+        to_abort: dict[str, str] = {}
         touched: dict[str, Group] = {}
         now = time.monotonic()
         num_tokens = 0
@@ -161,10 +168,14 @@ class OutputProcessor:
                 continue  # aborted while this output was on its way
             group, sequence = entry
             if news.finish_reason == "error":
-                to_abort += self._fail(
-                    group, RequestError(news.error or "the engine refused the request"), news.request_id
-                )
+                error = RequestError(news.error or "the engine refused the request")
+                to_abort.update(dict.fromkeys(self._fail(group, error, news.request_id), "error"))
                 touched.pop(group.internal_id, None)
+                continue
+            if news.beams is not None:
+                num_tokens += self._take_beams(group, news, news.beams, now)
+                del self._sequences[news.request_id]
+                touched[group.internal_id] = group
                 continue
             self._observe(group, sequence, news, now)
             delta = sequence.advance(news)
@@ -174,13 +185,30 @@ class OutputProcessor:
             if delta.finish_reason is not None:
                 del self._sequences[news.request_id]
                 if news.finish_reason is None:
-                    to_abort.append(news.request_id)
+                    to_abort[news.request_id] = "stop"
             touched[group.internal_id] = group
         if self._observer and num_tokens:
             self._observer.tokens(num_tokens)
         for group in touched.values():
             self._emit(group, now)
         return to_abort
+
+    def _take_beams(self, group: Group, news: EngineOutput, beams: list[BeamAnswer], now: float) -> int:
+        """The answers of a beam search become the choices, best first; returns how many tokens they have."""
+        count = 0
+        for sequence, answer in zip(group.sequences, beams, strict=False):
+            whole = EngineOutput(
+                news.request_id, answer.token_ids, answer.logprobs, None, answer.finish_reason, answer.stop_reason,
+                news.num_cached_tokens,
+            )  # fmt: skip
+            self._observe(group, sequence, whole, now)
+            delta = sequence.advance(whole)
+            for output in (delta, sequence.whole):
+                output.cumulative_logprob, output.score = answer.cumulative_logprob, answer.score
+            group.news.append(delta)
+            count += len(delta.token_ids)
+        group.num_generated += count
+        return count
 
     def abort(self, internal_ids: Iterable[str]) -> list[str]:
         """Forget requests whose reader has gone; returns the ids that the engine has to abort."""
@@ -262,4 +290,5 @@ def _copy(output: CompletionOutput) -> CompletionOutput:
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
         token_texts=None if output.token_texts is None else list(output.token_texts),
+        score=output.score,
     )

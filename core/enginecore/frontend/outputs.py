@@ -26,6 +26,7 @@ class CompletionOutput:
     `finish_reason` is "stop", "length", "abort" or None while running; `stop_reason` is the stop string or stop token
     that ended it (None for the end-of-text token). `token_texts`, there when logprobs were asked for, is the text that
     each token added before stop strings cut it: bytes of an unfinished character count for the token that finishes it.
+    `score` is what a beam search ranked the choice by, None for any other.
     """
 
     index: int
@@ -36,6 +37,7 @@ class CompletionOutput:
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     token_texts: list[str] | None = None
+    score: float | None = None
 
     @property
     def finished(self) -> bool:
@@ -52,6 +54,7 @@ class CompletionOutput:
         self.cumulative_logprob = newer.cumulative_logprob
         self.finish_reason = newer.finish_reason
         self.stop_reason = newer.stop_reason
+        self.score = newer.score
 
 
 @dataclass(slots=True)

@@ -35,8 +35,9 @@ class SequenceOutput:
     __slots__ = ("_checker", "_detokenizer", "_params", "_table", "_wants_logprobs", "keep_whole", "last_time", "whole")
 
     def __init__(
-        self, index: int, params: SamplingParams, table: TokenTable, stops: StopAutomaton | None, *, keep_whole: bool
-    ) -> None:
+        self, index: int, params: SamplingParams, table: TokenTable, stops: StopAutomaton | None, *, keep_whole: bool,
+        shown_tokens: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
         self.whole = CompletionOutput(index, "", [])
         self.keep_whole = keep_whole
         self.last_time: float | None = None
@@ -44,7 +45,9 @@ class SequenceOutput:
         self._table = table
         self._wants_logprobs = params.logprobs is not None
         self._detokenizer = (
-            Detokenizer(table, skip_special_tokens=params.skip_special_tokens) if params.detokenize else None
+            Detokenizer(table, skip_special_tokens=params.skip_special_tokens, shown=shown_tokens)
+            if params.detokenize
+            else None
         )
         self._checker = StopChecker(stops, include=params.include_stop_str_in_output) if stops is not None else None
         if self._wants_logprobs:

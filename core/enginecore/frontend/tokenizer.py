@@ -109,6 +109,16 @@ class Tokenizer:
         ids: list[int] = encoding.ids
         return ids
 
+    def serialized(self) -> str:
+        """The `tokenizers` library's JSON, from which the same tokenizer can be made."""
+        text: str = self._backend.to_str()
+        return text
+
+    def special_token_id(self, text: str) -> int | None:
+        """The id of the special token that is written so; None when there is none, or only an ordinary one."""
+        token: int | None = self._backend.token_to_id(text)
+        return token if token in self.special_token_ids else None
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         """Text of `ids`; bytes that are not UTF-8 become U+FFFD."""
         (text,) = self._backend.decode_batch([ids], skip_special_tokens=skip_special_tokens)

@@ -3,7 +3,7 @@
 A block is in exactly one of three states:
 
     free         no owner, no identity                        -> taken first
-    cached-free  no owner, but its content may be asked for   -> taken next, least recently used first
+    cached-free  no owner, but its content may be asked for   -> taken next, by `eviction.py`
     in use       `ref_count` owners, more than one when sequences agree
 
 Identities (hashes) point at blocks in use or cached-free. Nothing here knows what a block holds.
@@ -11,9 +11,11 @@ Identities (hashes) point at blocks in use or cached-free. Nothing here knows wh
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterable
 from typing import Protocol
+
+from enginecore.kvcache.eviction import Evictor
+from enginecore.kvcache.pins import Pins
 
 
 class BlockObserver(Protocol):
@@ -27,15 +29,21 @@ class BlockObserver(Protocol):
 
 
 class BlockPool:
-    """`num_blocks` blocks, numbered from 0. Every call is O(blocks named)."""
+    """`num_blocks` blocks, numbered from 0. Every call is O(blocks named) unless `evictor` has a floor. At most half of
+    the blocks can be pinned."""
 
-    def __init__(self, num_blocks: int, observer: BlockObserver | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, observer: BlockObserver | None = None, evictor: Evictor | None = None
+    ) -> None:
         self.num_blocks = num_blocks
         self._ref = [0] * num_blocks
+        self._generation = [0] * num_blocks
         self._hash: list[bytes | None] = [None] * num_blocks
         self._index: dict[bytes, int] = {}
         self._free = list(range(num_blocks - 1, -1, -1))
-        self._cached_free: OrderedDict[int, None] = OrderedDict()
+        self._cached_free = Evictor() if evictor is None else evictor
+        self._tenant = [""] * num_blocks
+        self.pins = Pins(num_blocks // 2)
         self._observer = observer
 
     @property
@@ -56,6 +64,10 @@ class BlockPool:
     def ref_count(self, block: int) -> int:
         return self._ref[block]
 
+    def generation(self, block: int) -> int:
+        """How often the block has been handed out. A copy of it counts if this is the same before and after."""
+        return self._generation[block]
+
     def hash_of(self, block: int) -> bytes | None:
         return self._hash[block]
 
@@ -68,9 +80,10 @@ class BlockPool:
             if free:
                 block = free.pop()
             else:
-                block, _ = self._cached_free.popitem(last=False)
+                block = self._cached_free.pop()
                 self._forget(block)
             self._ref[block] = 1
+            self._generation[block] += 1
             blocks.append(block)
         return blocks
 
@@ -82,7 +95,7 @@ class BlockPool:
         """Add an owner to each block."""
         for block in blocks:
             if self._ref[block] == 0:
-                del self._cached_free[block]  # KeyError: the block is free, and sharing it would be a bug
+                self._cached_free.discard(block)  # KeyError: the block is free, and sharing it would be a bug
             self._ref[block] += 1
 
     def is_cached_free(self, block: int) -> bool:
@@ -97,17 +110,22 @@ class BlockPool:
                 raise ValueError(f"block {block} is released more often than it was taken")
             self._ref[block] = count
             if count == 0:
-                if self._hash[block] is None:
+                block_hash = self._hash[block]
+                if block_hash is None:
                     self._free.append(block)
-                else:
-                    self._cached_free[block] = None
+                    continue
+                gone = self._cached_free.add(block, self._tenant[block], block_hash in self.pins)
+                if gone is not None:
+                    self._forget(gone)
+                    self._free.append(gone)
 
-    def set_hash(self, block: int, block_hash: bytes) -> bool:
-        """Give a full block its identity. If another block has it already, that one stays the one that is found, and
-        the answer is False."""
+    def set_hash(self, block: int, block_hash: bytes, tenant: str = "") -> bool:
+        """Give a full block of a tenant its identity. If another block has it already, that one stays the one that is
+        found, and the answer is False."""
         if self._hash[block] is not None or block_hash in self._index:
             return False
         self._hash[block] = block_hash
+        self._tenant[block] = tenant
         self._index[block_hash] = block
         if self._observer is not None:
             self._observer.stored(block, block_hash)
@@ -119,8 +137,7 @@ class BlockPool:
         for block in self._index.values():
             self._hash[block] = None
         self._index.clear()
-        self._free.extend(self._cached_free)
-        self._cached_free.clear()
+        self._free.extend(self._cached_free.clear())
         if self._observer is not None:
             self._observer.cleared()
         return forgotten
@@ -134,9 +151,40 @@ class BlockPool:
         if self._observer is not None:
             self._observer.removed(block, block_hash)
 
+    # ---- pinned prefixes -----------------------------------------------------------------------------------------
+
+    def pin(self, name: str, hashes: Iterable[bytes], ends: float) -> bool:
+        """Evict these blocks last until the moment `ends`, those too that are computed later; False when too many are
+        pinned already."""
+        fresh = self.pins.add(name, hashes, ends)
+        if fresh is None:
+            return False
+        self._repin(fresh, True)
+        return True
+
+    def unpin(self, name: str) -> bool:
+        """End a pin; False when there is none of that name."""
+        freed = self.pins.remove(name)
+        self._repin(freed or [], False)
+        return freed is not None
+
+    def expire_pins(self, now: float) -> None:
+        if len(self.pins):
+            self._repin(self.pins.expire(now), False)
+
+    def _repin(self, hashes: Iterable[bytes], pinned: bool) -> None:
+        for block_hash in hashes:
+            block = self._index.get(block_hash)
+            if block is not None and block in self._cached_free:
+                gone = self._cached_free.repin(block, pinned)
+                if gone is not None:
+                    self._forget(gone)
+                    self._free.append(gone)
+
     def check(self) -> None:
         """Raise AssertionError when an invariant is broken. For tests; O(num_blocks)."""
-        free, cached = set(self._free), set(self._cached_free)
+        free, cached = set(self._free), {block for block in range(self.num_blocks) if block in self._cached_free}
+        assert len(cached) == len(self._cached_free), "an evictable block is listed twice"
         assert len(free) == len(self._free), "a block is in the free list twice"
         assert not free & cached, "a block is free and cached-free"
         for block in range(self.num_blocks):

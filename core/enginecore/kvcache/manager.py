@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from enginecore.kvcache.block_pool import BlockPool
-from enginecore.kvcache.hashing import block_hashes
+from enginecore.kvcache.hashing import block_hashes, token_bytes
+from enginecore.kvcache.partial import PartialIndex
 
 
 @dataclass
@@ -29,6 +30,7 @@ class BlockTable:
     num_published: int = 0
     may_share_tail: bool = False
     epoch: int = 0
+    tenant: str = ""
 
 
 class KVCacheManager:
@@ -41,29 +43,55 @@ class KVCacheManager:
         self.queries = 0
         self.hits = 0
         self._epoch = 0
+        #: For matches that end inside a block. None where caching is off.
+        self.partial = PartialIndex(pool) if prefix_caching and block_size > 1 else None
 
     def blocks_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def match(self, table: BlockTable, token_ids: list[int]) -> int:
         """Tokens at the start of `token_ids` whose blocks are cached. The last token never counts: it must be computed
-        to have something to sample from. Takes nothing; `attach` does."""
+        to have something to sample from. When it ends a cached block, the block is shared with the others all the same,
+        and the token is computed without being written. Takes nothing; `attach` does."""
         if not self.prefix_caching:
             return 0
         if not table.hashes:
             table.hashes = block_hashes(table.root, token_ids, self.block_size)
-        limit = (len(token_ids) - 1) // self.block_size
+        limit = self.num_shared(len(token_ids) - 1)
         lookup, found = self.pool.lookup, 0
         for block_hash in table.hashes[:limit]:
             if lookup(block_hash) is None:
                 break
             found += 1
-        return found * self.block_size
+        return min(found * self.block_size, len(token_ids) - 1)
+
+    def num_shared(self, num_tokens: int) -> int:
+        """Whole blocks that a sequence shares when it takes over `num_tokens` computed tokens: all full ones, and that
+        in which only the last token is missing, which is then computed without being written."""
+        return (num_tokens + 1) // self.block_size if self.block_size > 1 else num_tokens
+
+    def match_tail(self, table: BlockTable, token_ids: list[int], num_tokens: int) -> tuple[int, int]:
+        """(block, number) of a cached block that begins with the next tokens after `num_tokens` matched ones, and how
+        many, the last of `token_ids` aside; (-1, 0) where that is less than a quarter of a block, which is not worth a
+        copy. Takes nothing."""
+        size, least = self.block_size, -(-self.block_size // 4)
+        end = min(len(token_ids) - 1, num_tokens + size)
+        if self.partial is None or num_tokens % size or end - num_tokens < least:
+            return -1, 0
+        parent = table.hashes[num_tokens // size - 1] if num_tokens else table.root
+        block, count = self.partial.find(parent, token_bytes(token_ids[num_tokens:end]))
+        return (block, count) if count >= least else (-1, 0)
+
+    def note(self, table: BlockTable, index: int, tokens: bytes) -> None:
+        """The table's block `index` has just got its identity and holds these tokens (see `token_bytes`)."""
+        if self.partial is not None:
+            parent = table.hashes[index - 1] if index else table.root
+            self.partial.note(table.blocks[index], parent, table.hashes[index], tokens)
 
     def attach(self, table: BlockTable, num_tokens: int, needed_blocks: int) -> bool:
         """Start a table with `num_tokens` matched tokens and fresh blocks up to `needed_blocks` in all; False (and
         nothing taken) when the pool has too few."""
-        shared = [self.pool.lookup(block_hash) for block_hash in table.hashes[: num_tokens // self.block_size]]
+        shared = [self.pool.lookup(block_hash) for block_hash in table.hashes[: self.num_shared(num_tokens)]]
         blocks = [block for block in shared if block is not None]
         self.pool.share(blocks)
         fresh = self.pool.allocate(needed_blocks - len(blocks))
@@ -77,7 +105,7 @@ class KVCacheManager:
 
     def can_attach(self, table: BlockTable, num_tokens: int, needed_blocks: int, spare: int) -> bool:
         """Whether `attach` would leave at least `spare` blocks. Matched blocks that nobody uses count as taken."""
-        matched = table.hashes[: num_tokens // self.block_size]
+        matched = table.hashes[: self.num_shared(num_tokens)]
         revived = 0
         for block_hash in matched:
             block = self.pool.lookup(block_hash)
@@ -87,17 +115,18 @@ class KVCacheManager:
 
     def can_attach_fork(self, num_tokens: int, needed_blocks: int, spare: int) -> bool:
         """Whether `attach_fork` would leave at least `spare` blocks."""
-        return needed_blocks - num_tokens // self.block_size + spare <= self.pool.num_free
+        return needed_blocks - self.num_shared(num_tokens) + spare <= self.pool.num_free
 
     def attach_fork(
         self, table: BlockTable, source: BlockTable, num_tokens: int, needed_blocks: int
     ) -> list[tuple[int, int]] | None:
-        """Start a table with the first `num_tokens` tokens of a sequence in use: its full blocks shared, the partial
-        last one to be copied, because both sequences will write there. Fresh blocks up to `needed_blocks` in all.
+        """Start a table with the first `num_tokens` tokens of a sequence in use: its full blocks shared (see
+        `num_shared`), the partial last one to be copied, because both sequences will write there. Fresh blocks up to
+        `needed_blocks` in all.
 
         Returns the (source, new) pairs that the device must copy; None (and nothing taken) when the pool has too few.
         """
-        full = num_tokens // self.block_size
+        full = self.num_shared(num_tokens)
         fresh = self.pool.allocate(needed_blocks - full)
         if fresh is None:
             return None
@@ -106,7 +135,7 @@ class KVCacheManager:
         table.blocks = shared + fresh
         table.num_published = full
         table.epoch = source.epoch
-        return [(source.blocks[full], fresh[0])] if num_tokens % self.block_size else []
+        return [(source.blocks[full], fresh[0])] if num_tokens > full * self.block_size else []
 
     def count_query(self, num_tokens: int, num_hit: int) -> None:
         if self.prefix_caching:
@@ -130,6 +159,8 @@ class KVCacheManager:
         Sequences keep their blocks, but what they have computed so far, and what builds on it, is not offered.
         """
         self._epoch += 1
+        if self.partial is not None:
+            self.partial.clear()
         return self.pool.reset_cache()
 
     def publish(self, table: BlockTable, new_token_ids: list[int], num_computed: int) -> list[int]:
@@ -142,7 +173,7 @@ class KVCacheManager:
             table.hashes += block_hashes(parent, new_token_ids, self.block_size)
         full = num_computed // self.block_size
         set_hash, blocks, hashes = self.pool.set_hash, table.blocks, table.hashes
-        stored = [i for i in range(table.num_published, full) if set_hash(blocks[i], hashes[i])]
+        stored = [i for i in range(table.num_published, full) if set_hash(blocks[i], hashes[i], table.tenant)]
         table.num_published = max(table.num_published, full)
         return stored
 
@@ -157,6 +188,7 @@ class KVCacheManager:
             table.num_published,
             may_share_tail=True,
             epoch=table.epoch,
+            tenant=table.tenant,
         )
 
     def make_writable(self, table: BlockTable, first: int, last: int) -> list[tuple[int, int, int]] | None:

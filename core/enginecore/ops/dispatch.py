@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from enginecore.device.optable import OpQuery, OpTable
+from enginecore.device.optable import Impl, OpQuery, OpTable
 from enginecore.errors import UnsupportedError
 from enginecore.ops.reference import REFERENCE
 from enginecore.ops.schema import OPS
@@ -51,11 +51,34 @@ class Ops:
         if impl is not None:
             verdict = impl.supports(query)
             if verdict:
-                return impl.run
+                return _Guarded(self, query, impl) if impl.build_errors else impl.run
             reason = "; ".join(verdict.reasons) or "the backend refuses this use"
-        if self._strict:
-            raise UnsupportedError(f"op {query.op!r} would run as the torch reference ({reason})")
-        if query.op not in self.fallbacks:
-            logger.warning("op %s runs as the torch reference: %s", query.op, reason)
-        self.fallbacks[query.op] = self.fallbacks.get(query.op, 0) + 1
+        self.note_reference(query.op, reason)
         return REFERENCE[query.op]
+
+    def note_reference(self, op: str, reason: str) -> None:
+        """Count and log (once an op) that a use of `op` runs as the torch reference; UnsupportedError when strict."""
+        if self._strict:
+            raise UnsupportedError(f"op {op!r} would run as the torch reference ({reason})")
+        if op not in self.fallbacks:
+            logger.warning("op %s runs as the torch reference: %s", op, reason)
+        self.fallbacks[op] = self.fallbacks.get(op, 0) + 1
+
+
+class _Guarded:
+    """An implementation whose kernel is built when it first runs, and may turn out not to be buildable."""
+
+    __slots__ = ("_errors", "_ops", "_query", "_run")
+
+    def __init__(self, ops: Ops, query: OpQuery, impl: Impl) -> None:
+        self._ops, self._query, self._run, self._errors = ops, query, impl.run, impl.build_errors
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._run(*args, **kwargs)
+        except self._errors as error:
+            text = str(error).strip().splitlines()
+            reason = f"its kernel cannot be built: {type(error).__name__}: {text[0] if text else 'no message'}"
+            self._ops.note_reference(self._query.op, reason)
+            self._run, self._errors = REFERENCE[self._query.op], ()
+            return self._run(*args, **kwargs)

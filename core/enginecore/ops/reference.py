@@ -11,7 +11,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from enginecore.ops.adapters import lora_expand, lora_shrink
+from enginecore.ops.experts import moe_experts
 from enginecore.ops.quantized import QuantizedWeight
+from enginecore.ops.recurrent import causal_conv, selective_scan, ssd_scan
+from enginecore.ops.sampling import rejection_sample, sample, sampling_probabilities
 
 
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -90,45 +94,6 @@ def pack_linear(weight_OI: torch.Tensor | QuantizedWeight, bias_O: torch.Tensor 
     return PackedLinear(weight_OI, bias_O)
 
 
-def sample(
-    logits_RV: torch.Tensor,
-    temperature_R: torch.Tensor,
-    top_k_R: torch.Tensor,
-    top_p_R: torch.Tensor,
-    min_p_R: torch.Tensor,
-    uniform_R: torch.Tensor,
-) -> torch.Tensor:
-    """Sorts each row, marks what the three filters keep, and draws by the inverse of the cumulative mass in id order.
-
-    Ties keep the order of ids: a stable sort makes "the k most likely" the same set on every device.
-    """
-    best_R, greedy_R = logits_RV.max(dim=-1)  # a NaN counts as the largest
-    greedy_R = greedy_R.masked_fill(~torch.isfinite(best_R), -1)
-    random_R = (temperature_R > 0) & (greedy_R >= 0)
-    if not bool(random_R.any()):
-        return greedy_R
-    scale_R1 = torch.where(random_R, temperature_R, torch.ones_like(temperature_R)).double().unsqueeze(1)
-    # The largest logit goes first: a tiny temperature would overflow the exponential otherwise.
-    shifted_RV = logits_RV.double() - logits_RV.max(dim=-1, keepdim=True).values.double()
-    p_RV = torch.softmax(shifted_RV / scale_R1, dim=-1)
-    sorted_RV, order_RV = p_RV.sort(dim=-1, descending=True, stable=True)
-    rank_V = torch.arange(p_RV.shape[1], device=p_RV.device)
-    top_k_R1 = torch.where(top_k_R > 0, top_k_R, torch.full_like(top_k_R, p_RV.shape[1])).unsqueeze(1)
-    sorted_RV = sorted_RV.masked_fill(rank_V >= top_k_R1, 0.0)
-    total_R1 = sorted_RV.sum(dim=-1, keepdim=True)
-    before_RV = sorted_RV.cumsum(dim=-1) - sorted_RV
-    # A token is needed as long as the mass before it falls short of top_p; the first always is.
-    needed_RV = (before_RV < top_p_R.double().unsqueeze(1) * total_R1) | (rank_V == 0)
-    likely_RV = sorted_RV >= min_p_R.double().unsqueeze(1) * sorted_RV[:, :1]
-    kept_RV = sorted_RV.masked_fill(~(needed_RV & likely_RV), 0.0)
-    kept_RV = torch.zeros_like(p_RV).scatter_(1, order_RV, kept_RV)
-    mass_RV = kept_RV.cumsum(dim=-1)
-    drawn_R = (mass_RV <= uniform_R.double().unsqueeze(1) * mass_RV[:, -1:]).sum(dim=-1)
-    # Rounding can leave the target at the very end: the last kept id is the answer then.
-    last_R = kept_RV.shape[1] - 1 - (kept_RV.flip(-1) > 0).int().argmax(dim=-1)
-    return torch.where(random_R, torch.minimum(drawn_R, last_R), greedy_R)
-
-
 REFERENCE: dict[str, Callable[..., Any]] = {
     "rms_norm": rms_norm,
     "fused_add_rms_norm": fused_add_rms_norm,
@@ -138,4 +103,12 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "gelu_tanh_and_mul": gelu_tanh_and_mul,
     "pack_linear": pack_linear,
     "sample": sample,
+    "sampling_probabilities": sampling_probabilities,
+    "rejection_sample": rejection_sample,
+    "moe_experts": moe_experts,
+    "lora_shrink": lora_shrink,
+    "lora_expand": lora_expand,
+    "causal_conv": causal_conv,
+    "selective_scan": selective_scan,
+    "ssd_scan": ssd_scan,
 }

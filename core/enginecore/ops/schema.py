@@ -58,6 +58,59 @@ _OPS = (
         "kept passes uniform (in [0, 1), float64) times their total. int64 ids; -1 for a row that holds a NaN or an "
         "infinity, or nothing above minus infinity. May overwrite logits.",
     ),
+    OpSchema(
+        "sampling_probabilities",
+        "(logits_RV, temperature_R, top_k_R, top_p_R, min_p_R) -> p_RV",
+        "The distribution that `sample` draws from, float32: 0 for what the filters drop, 1 for the arg max at "
+        "temperature 0; all 0 where `sample` gives -1.",
+    ),
+    OpSchema(
+        "rejection_sample",
+        "(draft_ids_D, starts_R1, target_DV, draft_DV | None, bonus_R, accept_D, redraw_R, width: int) -> ids_RS",
+        "Row r has the drafts starts[r] to starts[r + 1]. A draft d is taken while accept * q(d) < p(d), with p and q "
+        "its rows of target and draft (None: certain of d); the first that is not is replaced by a draw, as in "
+        "`sample`, from max(p - q, 0) by redraw[r]; a row whose drafts are all taken ends with bonus[r]. accept and "
+        "redraw are float64 in [0, 1). int64 [R, width], -1 behind each row's last; width is above any row's drafts.",
+    ),
+    OpSchema(
+        "moe_experts",
+        "(x_TE, expert_ids_TK, expert_weights_TK, gate_up_X2FE, down_XEF, activation: str) -> out_TE",
+        "The sum over a token's experts of weight * down(act(gate) * up); activation silu, gelu or gelu_tanh. An id of "
+        "-1 adds nothing. float32 weights of experts.",
+    ),
+    OpSchema(
+        "lora_shrink",
+        "(x_TI, a_SNRI, adapter_T) -> h_STR",
+        "For each of S slices the product of x with its token's adapter of N, float32; zeros where adapter is -1. "
+        "Adapters of a lower rank are padded with zeros to R.",
+    ),
+    OpSchema(
+        "lora_expand",
+        "(h_STR, b: list, adapter_T, y_TO) -> y_TO",
+        "Adds h[s] times the token's adapter of b[s] [N, P, R] to the slice's P columns of y, in place; slices lie in "
+        "order from column 0 on. Rows with adapter -1 are left as they are.",
+    ),
+    OpSchema(
+        "causal_conv",
+        "(x_TC, weight_CW, bias_C | None, states_SCW, starts_N1, slots_N, has_state_N, silu: bool, max_query_len: int)"
+        " -> y_TC",
+        "A convolution of each channel over the W - 1 inputs before and its own, with or without silu. states [S, C, "
+        "W - 1] hold those inputs and are updated in place. Sequences lie end to end from starts[i] on, with their "
+        "state in row slots[i] (-1: padding), which counts as zero where has_state (bool) is false.",
+    ),
+    OpSchema(
+        "selective_scan",
+        "(x_TC, dt_TC, a_CD, b_TD, c_TD, skip_C | None, gate_TC | None, dt_bias_C | None, dt_softplus: bool, "
+        "states_SCD, starts_N1, slots_N, has_state_N, max_query_len: int) -> y_TC",
+        "state = exp(dt a) state + dt x b; y = (state c + skip x) silu(gate), a state [C, D] carried through each "
+        "sequence (Mamba). dt has its bias added and softplus applied first. Sequences and states as in causal_conv.",
+    ),
+    OpSchema(
+        "ssd_scan",
+        "(x_THP, dt_TH, a_H, b_TGD, c_TGD, skip_H | None, gate_THP | None, dt_bias_H | None, dt_softplus: bool, "
+        "states_SHPD, starts_N1, slots_N, has_state_N, max_query_len: int) -> y_THP",
+        "The same with one decay a head (Mamba-2): states [S, H, P, D], b and c shared by the heads of a group.",
+    ),
 )
 
 OPS: dict[str, OpSchema] = {op.name: op for op in _OPS}

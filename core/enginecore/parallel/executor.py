@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
+from enginecore.errors import UnsupportedError
 from enginecore.plan import StepPlan, StepResult
 
 
@@ -15,6 +16,15 @@ class Worker(Protocol):
 
     def reference_ops(self) -> list[str]:
         """Ops that run as torch references because the backend has no kernel for them."""
+
+
+@runtime_checkable
+class Sleeping(Protocol):
+    """What a worker or executor has that can give its device's memory back and take it again."""
+
+    def sleep(self) -> None: ...
+
+    def wake_up(self) -> None: ...
 
 
 class Executor(Worker, Protocol):
@@ -33,6 +43,17 @@ class InprocExecutor:
 
     def reference_ops(self) -> list[str]:
         return self._worker.reference_ops()
+
+    def sleep(self) -> None:
+        """Give the device's memory back. Raises UnsupportedError where it cannot."""
+        if not isinstance(self._worker, Sleeping):
+            raise UnsupportedError("this engine's worker cannot give memory back while idle")
+        self._worker.sleep()
+
+    def wake_up(self) -> None:
+        """Undo `sleep`. Raises OutOfDeviceMemory, and may be tried again."""
+        assert isinstance(self._worker, Sleeping)
+        self._worker.wake_up()
 
     def shutdown(self) -> None:
         self._release()

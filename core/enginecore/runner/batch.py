@@ -41,6 +41,11 @@ class PersistentBatch:
 
     def apply(self, plan: StepPlan) -> None:
         """Take in what changed since the last step."""
+        for move in plan.moves:
+            width = -(-move.position // self.block_size)
+            self.tokens_SL[move.slots, : move.position] = self.tokens_SL[move.sources, : move.position]
+            self.tokens_SL[move.slots, move.position] = move.tokens
+            self.block_table_SB[move.slots, :width] = self.block_table_SB[move.sources, :width]
         for new in plan.new:
             self._enter(new)
         for slot, first, blocks in plan.block_updates:

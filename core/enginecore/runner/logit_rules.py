@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from enginecore.request import EngineRequest
+from enginecore.runner.thinking import ThinkingBudget
 
 _BANNED = float("-inf")
 
@@ -32,6 +33,7 @@ class LogitRules:
         bias = params.logit_bias or {}
         self._bias_ids = torch.tensor(list(bias), dtype=torch.int64, device=device)
         self._bias = torch.tensor(list(bias.values()), dtype=torch.float32, device=device)
+        self._thinking = None if request.thinking is None else ThinkingBudget(request.thinking, num_prompt)
         self._penalised = needs_penalties(request)
         if self._penalised:
             self._prompt_V = torch.zeros(vocab, dtype=torch.bool, device=device)
@@ -39,8 +41,9 @@ class LogitRules:
             output = torch.tensor(token_ids[num_prompt:], dtype=torch.int64, device=device)
             self._counts_V = torch.bincount(output, minlength=vocab).to(torch.float32)
 
-    def apply(self, logits_V: torch.Tensor, tokens_L: np.ndarray) -> None:
-        """Change `logits_V` in place; `tokens_L` are all tokens of the sequence so far."""
+    def apply(self, logits_V: torch.Tensor, tokens_L: np.ndarray, *, must_end: bool = False) -> None:
+        """Change `logits_V` in place; `tokens_L` are all tokens of the sequence so far. An answer that `must_end`, since
+        its grammar is complete, may do so before min_tokens."""
         num_output = len(tokens_L) - self._num_prompt
         if self._not_allowed_V is not None:
             logits_V[self._not_allowed_V] = _BANNED
@@ -48,12 +51,17 @@ class LogitRules:
             head = words[:-1]
             if not head or (num_output >= len(head) and tokens_L[-len(head) :].tolist() == head):
                 logits_V[words[-1]] = _BANNED
-        if num_output < self._params.min_tokens:
+        if num_output < self._params.min_tokens and not must_end:
             logits_V[self._stops] = _BANNED
         if len(self._bias_ids):
             logits_V[self._bias_ids] += self._bias
         if self._penalised:
             self._penalise(logits_V)
+        token = self._thinking.forced(tokens_L) if self._thinking is not None else None
+        if token is not None:
+            kept = logits_V[token].clamp(min=-1e9)
+            logits_V.fill_(_BANNED)
+            logits_V[token] = kept
 
     def _penalise(self, logits_V: torch.Tensor) -> None:
         """repetition_penalty counts prompt and output tokens, the other two output tokens only."""
@@ -84,5 +92,6 @@ def needs_rules(request: EngineRequest) -> bool:
         or request.bad_words_ids
         or params.min_tokens
         or params.logit_bias
+        or request.thinking is not None
         or needs_penalties(request)
     )

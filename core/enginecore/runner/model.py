@@ -21,9 +21,15 @@ class StepModel(Protocol):
     def step_seconds(self) -> float | None:
         """How long the last step takes on a device whose time is modelled, None on any other."""
 
+    @property
+    def replayed(self) -> bool:
+        """Whether the last step was the replay of a captured graph."""
+
 
 class PagedModel:
     """A loaded model with its KV caches on a backend."""
+
+    replayed = False
 
     def __init__(self, model: Model, backend: Backend, kv_caches: list[torch.Tensor]) -> None:
         assert backend.attention is not None
@@ -31,6 +37,14 @@ class PagedModel:
         self._attention = backend.attention
         self._device = backend.torch_device()
         self._kv_caches = kv_caches
+
+    @property
+    def model(self) -> Model:
+        return self._model
+
+    @property
+    def kv_caches(self) -> list[torch.Tensor]:
+        return self._kv_caches
 
     def _to_device(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
@@ -47,13 +61,22 @@ class PagedModel:
             max_query_len=int(np.diff(batch.query_start_loc).max()),
             max_seq_len=int(batch.seq_lens.max()),
         )
-        return self._model.forward(
+        return self.forward(
             self._to_device(batch.token_ids),
             self._to_device(batch.positions),
             self._attention.build_metadata(metadata),
-            self._kv_caches,
             self._to_device(batch.logits_indices),
         )
+
+    def forward(
+        self,
+        token_ids_T: torch.Tensor,
+        positions_T: torch.Tensor,
+        metadata: AttentionMetadata,
+        logits_indices_R: torch.Tensor,
+    ) -> torch.Tensor:
+        """The step itself, on tensors of the device: float32 logits [R, V]."""
+        return self._model.forward(token_ids_T, positions_T, metadata, self._kv_caches, logits_indices_R)
 
     def step_seconds(self) -> float | None:
         return None
@@ -61,6 +84,8 @@ class PagedModel:
 
 class RuntimeModel:
     """A backend that runs whole models itself."""
+
+    replayed = False
 
     def __init__(self, runtime: ModelRuntime) -> None:
         self._runtime = runtime

@@ -8,6 +8,7 @@ import torch
 from enginecore.ops.dispatch import Ops
 from enginecore.plan import NewRequest, StepPlan, StepResult
 from enginecore.runner.batch import PersistentBatch, StepInputs
+from enginecore.runner.grammar import Grammars, GrammarStore, missing_logits
 from enginecore.runner.model import StepModel
 from enginecore.runner.sampler import Sampler
 
@@ -31,7 +32,12 @@ class ModelRunner:
         self._batch = PersistentBatch(max_num_seqs, max_model_len, block_size)
         #: Slots whose request asks for log-probabilities, of the prompt or the answer.
         self._wants_logprobs: set[int] = set()
-        self._sampler = Sampler(max_num_seqs, vocab_size, device, ops)
+        self.grammars = Grammars(GrammarStore(vocab_size), device)
+        self._sampler = Sampler(max_num_seqs, vocab_size, device, ops, self.grammars)
+
+    @property
+    def model(self) -> StepModel:
+        return self._model
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def execute(self, plan: StepPlan) -> StepResult:
@@ -42,6 +48,8 @@ class ModelRunner:
         if plan.copies:
             self._model.copy_blocks(plan.copies)
         inputs = self._batch.inputs(plan)
+        if self.grammars:
+            self.grammars.begin(plan.slots_N[inputs.sample_rows].tolist())
         result = self._model.execute(inputs.batch)
         if result.dtype == torch.int64:
             return self._take_chosen(plan, inputs, result)
@@ -49,6 +57,7 @@ class ModelRunner:
 
     def _enter(self, new: NewRequest) -> None:
         self._sampler.enter(new)
+        self.grammars.enter(new)
         params = new.request.params
         if params.logprobs is None and params.prompt_logprobs is None:
             self._wants_logprobs.discard(new.slot)
@@ -64,6 +73,9 @@ class ModelRunner:
             slots = plan.slots_N.tolist()
             refused = [row for row in inputs.sample_rows if slots[row] in self._wants_logprobs]
             errors = dict.fromkeys(refused, "this device gives tokens only, no log-probabilities")
+        if self.grammars:
+            rows = [(row, self._batch.request(int(plan.slots_N[row]))) for row in inputs.sample_rows]
+            errors |= missing_logits(rows)
         return StepResult(token_ids, errors=errors, seconds=self._model.step_seconds())
 
     def reference_ops(self) -> list[str]:
@@ -80,19 +92,25 @@ class ModelRunner:
             prompt_logprobs[row] = self._sampler.prompt_logprobs(logits_RV[at : at + count], params, targets)
             at += count
         if not rows:
-            return StepResult([], prompt_logprobs=prompt_logprobs, seconds=self._model.step_seconds())
+            return StepResult([], prompt_logprobs=prompt_logprobs, seconds=self._model.step_seconds(),
+                              replayed=self._model.replayed)  # fmt: skip
         slots = plan.slots_N[rows].tolist()
         lengths = (plan.starts_N + plan.num_new_N)[rows]
         token_ids, logprobs, errors = self._sampler.sample(
             logits_RV[: len(rows)], slots, lengths, self._batch.num_prompt_S[slots], self._batch.tokens_SL
         )
+        forced = self._sampler.forced(slots, lengths, token_ids, errors) if self.grammars else {}
         self._remember(plan, inputs, token_ids)
+        for i, tokens in forced.items():
+            self._batch.tokens_SL[slots[i], lengths[i] + 1 : lengths[i] + 1 + len(tokens)] = tokens
         return StepResult(
             token_ids,
+            forced={rows[i]: tokens for i, tokens in forced.items()},
             logprobs={rows[i]: entry for i, entry in logprobs.items()},
             prompt_logprobs=prompt_logprobs,
             errors={rows[i]: text for i, text in errors.items()},
             seconds=self._model.step_seconds(),
+            replayed=self._model.replayed,
         )
 
     def _remember(self, plan: StepPlan, inputs: StepInputs, token_ids: list[int]) -> None:

@@ -15,6 +15,7 @@ from enginecore.ops.dispatch import Ops
 from enginecore.plan import NewRequest
 from enginecore.randomness import uniforms
 from enginecore.request import SamplingParams, TokenLogprobs
+from enginecore.runner.grammar import Grammars
 from enginecore.runner.logit_rules import LogitRules, needs_rules
 
 NOT_NUMBERS = "the model returned logits that are not finite numbers"
@@ -24,7 +25,10 @@ NOTHING_LEFT = "no token is left to choose from: the request's bans exclude them
 class Sampler:
     """Keeps each slot's sampling parameters as arrays, and the logit rules of the slots that have any."""
 
-    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device, ops: Ops) -> None:
+    def __init__(
+        self, max_num_seqs: int, vocab_size: int, device: torch.device, ops: Ops, grammars: Grammars | None = None
+    ) -> None:
+        self._grammars = grammars
         self._vocab_size = vocab_size
         self._device = device
         self._ops = ops
@@ -66,16 +70,21 @@ class Sampler:
         logprobs_QV = None
         if len(rows_with_logprobs):
             logprobs_QV = torch.log_softmax(logits_RV[torch.from_numpy(rows_with_logprobs).to(self._device)], dim=-1)
+        ending: frozenset[int] = frozenset()
+        problems: dict[int, str] = {}
+        if self._grammars:
+            ending, problems = self._grammars.apply(logits_RV, slots)
         if self._rules:
             for row, slot in enumerate(slots):
                 rules = self._rules.get(slot)
                 if rules is not None:
-                    rules.apply(logits_RV[row], tokens_SL[slot, : lengths[row]])
+                    rules.apply(logits_RV[row], tokens_SL[slot, : lengths[row]], must_end=row in ending)
         token_ids = self._choose(logits_RV, slots, lengths - num_prompt).tolist()
         errors = {}
         if min(token_ids) < 0:
-            errors = _explain(token_ids, logits_RV, [slot in self._rules for slot in slots])
+            errors = _explain(token_ids, logits_RV, [self._is_ruled(slot) for slot in slots])
             token_ids = [max(token, 0) for token in token_ids]
+        errors |= problems
         if self._rules:
             for slot, token in zip(slots, token_ids, strict=True):
                 if slot in self._rules:
@@ -87,6 +96,21 @@ class Sampler:
             entries = top_logprobs(logprobs_QV, chosen, wanted[rows_with_logprobs].tolist())
             logprobs = dict(zip(rows, entries, strict=True))
         return token_ids, logprobs, errors
+
+    def forced(
+        self, slots: list[int], lengths: np.ndarray, token_ids: list[int], errors: dict[int, str]
+    ) -> dict[int, list[int]]:
+        """The tokens that must come after the chosen ones; see `Grammars.advance`."""
+        assert self._grammars is not None
+        forced = self._grammars.advance(slots, lengths, token_ids, errors)
+        for row, tokens in forced.items():
+            rules = self._rules.get(slots[row])
+            for token in tokens if rules is not None else ():
+                rules.chosen(token)
+        return forced
+
+    def _is_ruled(self, slot: int) -> bool:
+        return slot in self._rules or (self._grammars is not None and slot in self._grammars)
 
     def _choose(self, logits_RV: torch.Tensor, slots: list[int], positions: np.ndarray) -> torch.Tensor:
         """The id of each row, -1 where there is nothing to choose from."""

@@ -40,7 +40,9 @@ class Entry:
     num_reused: int = 0
     forked_from: str | None = None
     match_end: dict[str, Any] | None = None
+    waits_again: bool = False
     preemptions: list[dict[str, Any]] = field(default_factory=list)
+    transfers: list[dict[str, Any]] = field(default_factory=list)
 
 
 class Journal:
@@ -77,16 +79,35 @@ class Journal:
             entry.admitted, entry.admitted_step = self.clock(), self._step_no
             entry.num_reused, entry.forked_from, entry.match_end = num_reused, forked_from, match_end
 
+    def resumed(self, request_id: str, num_reused: int) -> None:
+        """A preempted request runs again, with so many of its tokens still computed."""
+        entry = self._entries.get(request_id)
+        if entry is not None and entry.preemptions:
+            entry.waits_again = False
+            event = entry.preemptions[-1]
+            event["waited_s"] = self.clock() - entry.arrived - event["at_s"]
+            event["reused_tokens"] = num_reused
+
     def first_token(self, request_id: str) -> None:
         entry = self._entries.get(request_id)
         if entry is not None and entry.first_token is None:
             entry.first_token, entry.first_token_step = self.clock(), self._step_no
 
-    def preempted(self, request_id: str, by: str, num_tokens: int) -> None:
+    def preempted(self, request_id: str, by: str, num_tokens: int, saved: bool = False) -> None:
+        """`saved`: its blocks are in a lower tier, from where they can come back."""
         entry = self._entries.get(request_id)
         if entry is not None:
             event = {"at_s": self.clock() - entry.arrived, "step": self._step_no, "by": by, "tokens": num_tokens}
-            entry.preemptions.append(event)
+            entry.preemptions.append({**event, "then": "bring back" if saved else "compute again"})
+            entry.waits_again = True
+
+    def moved(self, request_id: str, tier: str, num_blocks: int, num_arrived: int, seconds: float) -> None:
+        """Blocks were to come up from a tier while the request waited."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            at = self.clock() - entry.arrived
+            told = {"from": tier, "blocks": num_blocks, "arrived": num_arrived, "seconds": seconds, "at_s": at}
+            entry.transfers.append(told)
 
     def ended(self, request_id: str, reason: str, num_tokens: int) -> None:
         entry = self._entries.get(request_id)
@@ -125,7 +146,8 @@ class Journal:
         if entry is None:
             return None
         now = self.clock()
-        state = "ended" if entry.ended is not None else "waiting" if entry.admitted is None else "running"
+        state = "preempted" if entry.waits_again else "waiting" if entry.admitted is None else "running"
+        state = "ended" if entry.ended is not None else state
         end = entry.ended if entry.ended is not None else now
         admitted = entry.admitted if entry.admitted is not None else end
         first = entry.first_token
@@ -140,6 +162,7 @@ class Journal:
             "prefill": None,
             "decode": None,
             "preemptions": entry.preemptions,
+            "transfers": entry.transfers,
             "batch": self._batches(entry),
         }
         if entry.admitted is not None:

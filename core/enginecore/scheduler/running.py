@@ -26,6 +26,8 @@ class RunningTable:
         self.num_computed_S = np.zeros(max_num_seqs, np.int64)
         self.num_blocks_S = np.zeros(max_num_seqs, np.int64)
         self.max_total_S = np.zeros(max_num_seqs, np.int64)
+        #: Slots whose sequence is part of a beam search.
+        self.beam_S = np.zeros(max_num_seqs, np.bool_)
         self.stop_SX = np.full((max_num_seqs, STOP_COLUMNS), -1, np.int64)
         self.sequences: list[Sequence | None] = [None] * max_num_seqs
         self.many_stops: dict[int, frozenset[int]] = {}
@@ -51,9 +53,20 @@ class RunningTable:
         assert sequence is not None, f"slot {slot} is empty"
         return sequence
 
-    def enter(self, sequence: Sequence, key: tuple[int, int], num_computed: int) -> int:
-        """Take a slot; `key` orders the sequence among the running."""
-        slot = self._free_slots.pop()
+    @property
+    def num_free_slots(self) -> int:
+        return len(self._free_slots)
+
+    def reserve(self, count: int) -> list[int]:
+        """Slots that nobody gets until they are entered by number, or given back with `unreserve`."""
+        return [self._free_slots.pop() for _ in range(count)]
+
+    def unreserve(self, slots: list[int]) -> None:
+        self._free_slots += slots
+
+    def enter(self, sequence: Sequence, key: tuple[int, int], num_computed: int, slot: int | None = None) -> int:
+        """Take a slot, or a certain one that was reserved; `key` orders the sequence among the running."""
+        slot = self._free_slots.pop() if slot is None else slot
         sequence.slot = slot
         count = len(sequence.token_ids)
         self.tokens_SL[slot, :count] = sequence.token_ids
@@ -62,6 +75,7 @@ class RunningTable:
         self.num_computed_S[slot] = num_computed
         self.num_blocks_S[slot] = len(sequence.table.blocks)
         self.max_total_S[slot] = sequence.num_prompt + sequence.request.max_tokens
+        self.beam_S[slot] = sequence.group is not None
         stops = _stop_tokens(sequence)
         self.stop_SX[slot] = -1
         if len(stops) <= STOP_COLUMNS:
@@ -73,14 +87,15 @@ class RunningTable:
         self._order = None
         return slot
 
-    def leave(self, sequence: Sequence, key: tuple[int, int]) -> None:
-        """Give the slot back; the sequence takes its tokens along."""
+    def leave(self, sequence: Sequence, key: tuple[int, int], *, keep_slot: bool = False) -> None:
+        """Give the slot back, or keep it reserved; the sequence takes its tokens along."""
         slot = sequence.slot
         sequence.token_ids = self.tokens(slot)
         sequence.slot = -1
         self.sequences[slot] = None
         self.many_stops.pop(slot, None)
-        self._free_slots.append(slot)
+        if not keep_slot:
+            self._free_slots.append(slot)
         del self._keys[bisect.bisect_left(self._keys, (*key, slot))]
         self._order = None
 
@@ -92,6 +107,6 @@ class RunningTable:
 def _stop_tokens(sequence: Sequence) -> frozenset[int]:
     request = sequence.request
     stops = set(request.params.stop_token_ids or ())
-    if not request.params.ignore_eos:
+    if not request.params.ignore_eos or request.grammar is not None:  # nothing may follow a complete answer
         stops.update(request.eos_token_ids)
     return frozenset(stops)

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from enginecore.kvcache import BlockTable, root_hash
 from enginecore.request import EngineRequest, TokenLogprobs
+
+if TYPE_CHECKING:
+    from enginecore.scheduler.beams import BeamGroup
 
 
 class Family:
@@ -25,6 +30,8 @@ class Sequence:
         "arrival",
         "cancelled",
         "family",
+        "group",
+        "lifted",
         "num_cached",
         "num_preemptions",
         "num_prompt",
@@ -34,6 +41,7 @@ class Sequence:
         "seed",
         "slot",
         "table",
+        "tenant",
         "token_ids",
     )
 
@@ -50,9 +58,15 @@ class Sequence:
         self.admitted = False
         self.num_preemptions = 0
         self.cancelled = False
+        #: How far lower tiers have been asked for its prefix since it last ran (`tiering.py`).
+        self.lifted = 0
         #: The sequences that share its prompt, when it has such.
         self.family: Family | None = None
-        self.table = BlockTable(root_hash(request.cache_salt, request.adapter))
+        #: The beam search that it is a part of, when it is.
+        self.group: BeamGroup | None = None
+        #: Whose account its work goes on.
+        self.tenant: str = request.tenant or request.cache_salt or ""
+        self.table = BlockTable(root_hash(request.cache_salt, request.adapter), tenant=self.tenant)
         #: None when not asked for or already delivered; else what has been collected so far.
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
             [None] if request.params.prompt_logprobs is not None else None

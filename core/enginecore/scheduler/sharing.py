@@ -12,6 +12,7 @@ from enginecore.scheduler.running import RunningTable
 from enginecore.scheduler.sequence import Family, Sequence
 
 if TYPE_CHECKING:
+    from enginecore.scheduler.fairness import FairQueue
     from enginecore.scheduler.scheduler import SchedulerConfig
 
 
@@ -21,7 +22,7 @@ class Sharing:
     config: SchedulerConfig
     kv: KVCacheManager
     running: RunningTable
-    waiting: WaitingQueue
+    waiting: WaitingQueue | FairQueue
     journal: Journal
     events: EventRecorder | None
     _sequences: dict[str, Sequence]

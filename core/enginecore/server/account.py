@@ -15,7 +15,7 @@ from enginecore.server.state import ServerState
 #: Settings that decide how many KV blocks there are.
 _SIZING = frozenset({"num_blocks", "max_model_len", "memory_utilization", "max_num_seqs", "max_num_batched_tokens"})
 #: What answers put before the id of a request.
-_ANSWER_PREFIX = re.compile(r"^(cmpl|chatcmpl)-")
+_ANSWER_PREFIX = re.compile(r"^(cmpl-|chatcmpl-|msg_|resp_)")
 
 
 async def memory(state: ServerState, request: Request) -> Response:
@@ -29,6 +29,7 @@ async def memory(state: ServerState, request: Request) -> Response:
         "object": "memory",
         "device": ready.device_summary,
         "ledger": ready.ledger,
+        "predicted_and_measured": _beside(ready.ledger, now),
         "kv_cache": {
             "num_blocks": config.num_blocks,
             "block_size": config.block_size,
@@ -37,6 +38,7 @@ async def memory(state: ServerState, request: Request) -> Response:
             "bytes": None if block_bytes is None else {name: count * block_bytes for name, count in blocks.items()},
             "running": {"slots_held": now["slots_held"], "tokens_held": now["tokens_held"]},
             "shared_by_forks": {"forks": now["forks"], "tokens": now["forked_tokens"]},
+            "tiers": {tier: _of_tier(now, tier) for tier in ("host", "disk")},
         },
         "why": [
             {"setting": name, "value": value, "reason": reason}
@@ -45,6 +47,21 @@ async def memory(state: ServerState, request: Request) -> Response:
         ],
     }
     return json_response(answer)
+
+
+def _beside(ledger: dict[str, int], now: dict[str, int]) -> list[dict[str, Any]]:
+    """Bytes by owner as the cache was sized by and as measured now, None where an owner cannot be told apart. The whole
+    process has its peak, too."""
+    owners = [name for name in ledger if name not in ("usable", "budget")]
+    rows = [{"owner": name, "predicted": ledger[name], "measured": now.get(f"measured_{name}")} for name in owners]
+    whole = {"owner": "process", "predicted": sum(ledger[name] for name in owners) or None}
+    return [*rows, {**whole, "measured": now.get("measured_process"), "peak": now.get("measured_peak")}]
+
+
+def _of_tier(figures: dict[str, int], tier: str) -> dict[str, int] | None:
+    """What is below the device, without the tier's name; None for a tier that there is not."""
+    found = {name.removeprefix(f"{tier}_"): value for name, value in figures.items() if name.startswith(f"{tier}_")}
+    return found or None
 
 
 async def explain(state: ServerState, request: Request) -> Response:

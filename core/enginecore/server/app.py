@@ -13,12 +13,13 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from enginecore.frontend.async_llm import AsyncLLM
-from enginecore.server import account, admin, info
+from enginecore.server import account, admin, info, pins, responses, responses_kept
 from enginecore.server.args import ServerArgs
 from enginecore.server.chat import chat_completions
 from enginecore.server.completions import completions
 from enginecore.server.errors import ApiError
 from enginecore.server.gate import Gate
+from enginecore.server.messages import count_tokens, messages
 from enginecore.server.state import ServerState
 from enginecore.server.tokens import detokenize, tokenize
 
@@ -30,23 +31,43 @@ Handler = Callable[[ServerState, Request], Awaitable[Any]]
 _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/chat/completions", chat_completions),
     ("POST", "/v1/completions", completions),
+    ("POST", "/v1/messages", messages),
+    ("POST", "/v1/messages/count_tokens", count_tokens),
+    ("POST", "/v1/responses", responses.create),
+    ("POST", "/v1/responses/input_tokens", responses.input_tokens),
+    ("GET", "/v1/responses/{response_id}", responses_kept.retrieve),
+    ("DELETE", "/v1/responses/{response_id}", responses_kept.delete),
+    ("POST", "/v1/responses/{response_id}/cancel", responses_kept.cancel),
+    ("GET", "/v1/responses/{response_id}/input_items", responses_kept.input_items),
     ("GET", "/v1/models", info.models),
     ("GET", "/v1/models/{model:path}", info.model),
+    ("GET", "/v1/fingerprint", info.fingerprint),
+    ("GET", "/v1/fingerprint/{fingerprint_id}", info.fingerprint_by_id),
     ("GET", "/v1/memory", account.memory),
     ("GET", "/v1/requests/{request_id:path}/explain", account.explain),
+    ("POST", "/v1/cache/pin", pins.pin),
+    ("POST", "/v1/cache/unpin", pins.unpin),
+    ("GET", "/v1/cache/pins", pins.pins),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("GET", "/health", info.health),
     ("GET", "/ping", info.health),
     ("POST", "/ping", info.health),
     ("GET", "/version", info.version),
+    ("GET", "/load", info.load),
+    ("GET", "/server_info", admin.server_info),
+    ("POST", "/sleep", admin.sleep),
+    ("POST", "/wake_up", admin.wake_up),
+    ("GET", "/is_sleeping", admin.is_sleeping),
     ("GET", "/metrics", info.metrics),
     ("POST", "/reset_prefix_cache", admin.reset_prefix_cache),
 )
 
 
 class App:
-    """The application. `state` is what the routes share."""
+    """The application. `state` is what the routes share; `routes` are (method, path, handler)."""
+
+    routes = _ROUTES
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -71,9 +92,9 @@ def create_app(llm: AsyncLLM, args: ServerArgs | None = None, *, max_waiting: in
         app = CORSMiddleware(
             app,
             allow_origins=list(args.cors_origins),
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
-            expose_headers=["x-request-id"],
+            expose_headers=["x-request-id", "x-system-fingerprint"],
         )
     return App(app, state)
 

@@ -13,8 +13,11 @@ from enginecore.errors import ParameterError
 from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.messages import normalise
 from enginecore.frontend.outputs import CompletionOutput, RequestOutput
+from enginecore.frontend.tools.answer import PlannedAnswer
+from enginecore.frontend.tools.plan import Plan, make_plan
 from enginecore.request import SamplingParams
 from enginecore.server.body import check_fields, checked, convert, read_object
+from enginecore.server.chat_parts import ChoiceDeltas, message_of
 from enginecore.server.generation import (
     Job,
     encode,
@@ -27,7 +30,7 @@ from enginecore.server.generation import (
 )
 from enginecore.server.logprobs import chat_logprobs, prompt_logprobs
 from enginecore.server.protocol import UNSUPPORTED_CHAT, ChatRequest, field_names
-from enginecore.server.sampling import chat_params
+from enginecore.server.sampling import chat_params, num_rows
 from enginecore.server.sse import event, unless_gone
 from enginecore.server.state import ServerState
 from enginecore.server.usage import usage_of
@@ -38,11 +41,11 @@ _KNOWN = field_names(ChatRequest)
 async def chat_completions(state: ServerState, request: Request) -> Response | ASGIApp:
     request_id: str = request.state.request_id
     raw = await read_object(request)
-    body, params, asked, tools = await checked(request, functools.partial(_check, state, raw, request_id))
-    with state.reserve(params.n) as submitted:
-        prepare = functools.partial(_prepare, state, body, params, tools, clamp=not asked)
+    body, params, asked, plan = await checked(request, functools.partial(_check, state, raw, request_id))
+    with state.reserve(num_rows(params)) as submitted:
+        prepare = functools.partial(_prepare, state, body, params, plan, clamp=not asked)
         prompts = await unless_gone(request, prepare_all(state, [prepare]))
-        job = new_job(state, body, params, prompts, "chatcmpl", request_id)
+        job = new_job(state, body, params, prompts, "chatcmpl", request_id, plan)
         if not body.stream:
             (output,) = await run_to_end(request, job, submitted)
             return json_response(_answer(job, output))
@@ -52,48 +55,30 @@ async def chat_completions(state: ServerState, request: Request) -> Response | A
 
 def _check(
     state: ServerState, raw: dict[str, Any], request_id: str
-) -> tuple[ChatRequest, SamplingParams, bool, list[dict[str, Any]] | None]:
-    """(body, parameters, whether the client asked for max_tokens itself, tools to show)."""
+) -> tuple[ChatRequest, SamplingParams, bool, Plan]:
+    """(body, parameters, whether the client asked for max_tokens itself, the form of the answer)."""
     check_fields(raw, _KNOWN, UNSUPPORTED_CHAT, strict=state.args.strict_fields, request_id=request_id)
     body = convert(raw, ChatRequest)
     state.check_model(body.model)
     params, asked = chat_params(body, state.llm.defaults, state.llm.config.max_logprobs)
-    return body, params, asked, check_tools(body)
+    return body, params, asked, plan_of(state, body, params)
 
 
-def check_tools(body: ChatRequest) -> list[dict[str, Any]] | None:
-    """The tools to show to the template: none with tool_choice "none". Calls that must happen are not there yet."""
-    for index, tool in enumerate(body.tools or []):
-        function = tool.get("function")
-        if (
-            tool.get("type") != "function"
-            or not isinstance(function, dict)
-            or not isinstance(function.get("name"), str)
-        ):
-            raise ParameterError(
-                f'tools[{index}] must be {{"type": "function", "function": {{"name": ...}}}}', param=f"tools[{index}]"
-            )
-    kind = (body.response_format or {}).get("type", "text" if body.response_format is None else None)
-    if kind != "text":
-        raise ParameterError(
-            f"response_format {str(kind)[:64]!r} is not supported yet; only text is",
-            param="response_format",
-            code="unsupported_parameter",
-        )
-    choice = body.tool_choice
-    if choice in (None, "none", "auto"):
-        return None if choice == "none" else body.tools or None
-    if choice == "required" or (isinstance(choice, dict) and choice.get("type") == "function"):
-        raise ParameterError(
-            'tool_choice "required" or a named function is not supported yet; use "auto" or "none"',
-            param="tool_choice",
-            code="unsupported_parameter",
-        )
-    raise ParameterError('tool_choice must be "none" or "auto"', param="tool_choice")
+def plan_of(state: ServerState, body: ChatRequest, params: SamplingParams) -> Plan:
+    """What the request says about the form of its answer. ParameterError names the field."""
+    return make_plan(
+        state.dialect,
+        tools=body.tools,
+        tool_choice=body.tool_choice,
+        parallel=body.parallel_tool_calls is not False,
+        response_format=body.response_format,
+        structured_outputs=params.structured_outputs,
+        thinking_budget=body.thinking_token_budget,
+    )
 
 
 def _prepare(
-    state: ServerState, body: ChatRequest, params: SamplingParams, tools: list[dict[str, Any]] | None, *, clamp: bool
+    state: ServerState, body: ChatRequest, params: SamplingParams, plan: Plan, *, clamp: bool
 ) -> PreparedRequest:
     """Render, tokenise and check; runs in a thread."""
     if body.messages is None:
@@ -104,7 +89,7 @@ def _prepare(
         kwargs.setdefault("reasoning_effort", body.reasoning_effort)
     text = state.llm.renderer.render(
         body.messages,
-        tools=tools,
+        tools=plan.shown_tools,
         add_generation_prompt=not body.continue_final_message if generation_prompt is None else generation_prompt,
         continue_final_message=body.continue_final_message,
         template_kwargs=kwargs,
@@ -117,6 +102,7 @@ def _prepare(
         add_special_tokens=bool(body.add_special_tokens),
         clamp=clamp,
         param="messages",
+        form=plan.form(text, state.llm.input.grammars),
     )
 
 
@@ -138,17 +124,33 @@ def _logprobs(job: Job, output: CompletionOutput) -> dict[str, Any] | None:
     )
 
 
+def _planned(job: Job) -> PlannedAnswer:
+    body = job.body
+    assert isinstance(body, ChatRequest) and job.plan is not None
+    return PlannedAnswer(job.plan, job.prompts[0].form, with_reasoning=body.include_reasoning)
+
+
+def _message(job: Job, choice: CompletionOutput, echoed: str) -> tuple[dict[str, Any], str | None]:
+    """(the message of a whole choice, its finish_reason)."""
+    if job.plan is None or job.plan.plain:
+        text = {"role": "assistant", "content": echoed + choice.text, "refusal": None}
+        return text, choice.finish_reason
+    answer = _planned(job)
+    return message_of(answer.feed(choice), answer, echoed), answer.finish_reason
+
+
 def _answer(job: Job, output: RequestOutput) -> dict[str, Any]:
     body = job.body
     assert isinstance(body, ChatRequest)
     echoed = _echoed(body)
     choices = []
     for choice in output.outputs:
+        message, finish_reason = _message(job, choice, echoed)
         entry = {
             "index": choice.index,
-            "message": {"role": "assistant", "content": echoed + choice.text, "refusal": None},
+            "message": message,
             "logprobs": _logprobs(job, choice),
-            "finish_reason": choice.finish_reason,
+            "finish_reason": finish_reason,
             "stop_reason": choice.stop_reason,
         }
         if body.return_token_ids:
@@ -159,6 +161,7 @@ def _answer(job: Job, output: RequestOutput) -> dict[str, Any]:
         "object": "chat.completion",
         "created": job.created,
         "model": job.state.model_name,
+        "system_fingerprint": job.state.fingerprint["id"],
         "choices": choices,
         "usage": usage_of([output]),
     }
@@ -180,11 +183,13 @@ class _Writer:
         self._wants_ids = job.body.return_token_ids
         self._echoed = _echoed(job.body)
         self._started: set[int] = set()
+        self._deltas: dict[int, ChoiceDeltas] = {}
         head = {
             "id": job.answer_id,
             "object": "chat.completion.chunk",
             "created": job.created,
             "model": job.state.model_name,
+            "system_fingerprint": job.state.fingerprint["id"],
         }
         start = encode(head)[:-1]
         self._head = b"data: " + start + b',"choices":[{"index":'
@@ -196,6 +201,8 @@ class _Writer:
 
     def _choice(self, output: RequestOutput, choice: CompletionOutput, suffix: bytes) -> bytes:
         start = b"" if choice.index in self._started else self._start(output, choice.index, suffix)
+        if self._job.plan is not None and not self._job.plan.plain:
+            return start + self._planned_choice(choice, suffix)
         if not choice.text and choice.finish_reason is None and not (self._wants_logprobs or self._wants_ids):
             return start  # a character or a possible stop string is still being held back
         end = b"null"
@@ -210,6 +217,28 @@ class _Writer:
                 b'},"logprobs":', logprobs, b',"finish_reason":', end, b"}]", suffix, b"\n\n",
             )
         )  # fmt: skip
+
+    def _planned_choice(self, choice: CompletionOutput, suffix: bytes) -> bytes:
+        """A chunk for each delta; what goes with the step's tokens is in the first, the finish in one of its own."""
+        deltas = self._deltas.get(choice.index)
+        if deltas is None:
+            deltas = self._deltas[choice.index] = ChoiceDeltas(_planned(self._job))
+        bodies = deltas.take(choice)
+        if choice.finish_reason is not None or (not bodies and (self._wants_logprobs or self._wants_ids)):
+            bodies.append({})
+        chunks = []
+        for number, delta in enumerate(bodies):
+            logprobs = encode(_logprobs(self._job, choice)) if self._wants_logprobs and not number else b"null"
+            end = b"null"
+            if choice.finish_reason is not None and number == len(bodies) - 1:
+                end = encode(deltas.finish_reason) + b',"stop_reason":' + encode(choice.stop_reason)
+            if self._wants_ids and not number:
+                end += b',"token_ids":' + encode(choice.token_ids)
+            chunks += [
+                self._head, b"%d" % choice.index, b',"delta":', encode(delta), b',"logprobs":', logprobs,
+                b',"finish_reason":', end, b"}]", suffix, b"\n\n",
+            ]  # fmt: skip
+        return b"".join(chunks)
 
     def _start(self, output: RequestOutput, index: int, suffix: bytes) -> bytes:
         """The chunk that opens a choice: its role and, with echo, the text that it continues."""

@@ -26,7 +26,7 @@ from enginecore.server.generation import (
 )
 from enginecore.server.logprobs import CompletionLogprobs, prompt_logprobs, prompt_pieces
 from enginecore.server.protocol import UNSUPPORTED_COMPLETION, CompletionRequest, field_names
-from enginecore.server.sampling import completion_params
+from enginecore.server.sampling import completion_params, num_rows
 from enginecore.server.sse import unless_gone
 from enginecore.server.state import ServerState, check_prompt_count
 from enginecore.server.usage import usage_of
@@ -38,7 +38,7 @@ async def completions(state: ServerState, request: Request) -> Response | ASGIAp
     request_id: str = request.state.request_id
     raw = await read_object(request)
     body, params, asked, prompts = await checked(request, functools.partial(_check, state, raw, request_id))
-    with state.reserve(len(prompts) * (params.best_of or params.n)) as submitted:
+    with state.reserve(len(prompts) * num_rows(params)) as submitted:
         process = functools.partial(
             state.llm.input.process,
             params=params,
@@ -143,6 +143,7 @@ def _answer(job: Job, outputs: list[RequestOutput]) -> dict[str, Any]:
         "object": "text_completion",
         "created": job.created,
         "model": job.state.model_name,
+        "system_fingerprint": job.state.fingerprint["id"],
         "choices": choices,
         "usage": usage_of(outputs),
     }
@@ -163,6 +164,7 @@ class _Writer:
             "object": "text_completion",
             "created": job.created,
             "model": job.state.model_name,
+            "system_fingerprint": job.state.fingerprint["id"],
         }
         start = encode(head)[:-1]
         self._head = b"data: " + start + b',"choices":[{"index":'

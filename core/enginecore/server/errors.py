@@ -7,7 +7,6 @@ from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.responses import Response
 
 from enginecore.errors import EngineDeadError, ParameterError, QueueFullError, RequestError
 
@@ -33,6 +32,18 @@ _CODES = {
     415: "unsupported_media_type",
     500: "internal_error",
     503: "unavailable",
+}
+
+
+#: Paths whose clients expect Anthropic's envelope.
+ANTHROPIC_PATH = "/v1/messages"
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
 }
 
 
@@ -63,8 +74,16 @@ class ApiError(Exception):
         """The envelope as JSON."""
         return msgspec.json.encode(self.envelope())
 
-    def response(self) -> Response:
-        return Response(self.body(), self.status, self.headers, media_type=JSON)
+    def anthropic_body(self, request_id: str) -> bytes:
+        """Anthropic's envelope as JSON. It has no place for the field's name, which the message has."""
+        kind = _ANTHROPIC_TYPES.get(self.status, "api_error" if self.status >= 500 else "invalid_request_error")
+        error = {"type": kind, "message": self.message}
+        return msgspec.json.encode({"type": "error", "error": error, "request_id": request_id})
+
+    def body_for(self, path: str, request_id: str) -> bytes:
+        """The envelope that clients of a path expect."""
+        anthropic = path == ANTHROPIC_PATH or path.startswith(ANTHROPIC_PATH + "/")
+        return self.anthropic_body(request_id) if anthropic else self.body()
 
 
 class ClientGone(Exception):

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import hmac
 import logging
 import re
 import time
 import uuid
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from enginecore.frontend.tenancy import current_tenant
+from enginecore.server.audit import MAX_BODY_BYTES, AuditLog
 from enginecore.server.errors import JSON, ApiError, ClientGone, as_api_error
+from enginecore.server.keys import Client, Tally
 from enginecore.server.state import ServerState
 
 logger = logging.getLogger("enginecore.server")
@@ -37,8 +40,9 @@ class Gate:
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
         self.state = state
-        self._keys = [hashlib.sha256(key.encode()).digest() for key in state.args.api_keys]
-        self._log = not state.args.disable_log_requests
+        args = state.args
+        self._log = not args.disable_log_requests
+        self.audit = AuditLog(args.audit_log, with_bodies=args.audit_bodies) if args.audit_log is not None else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -48,22 +52,18 @@ class Gate:
         else:
             await _Exchange(self, scope, receive, send).run()
 
-    def check_key(self, headers: dict[bytes, bytes]) -> None:
-        """Compare with every key in constant time; ApiError 401."""
-        if not self._keys:
-            return
-        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
-        given = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-        digest = hashlib.sha256(given).digest()
-        matches = [hmac.compare_digest(digest, key) for key in self._keys]
-        if not any(matches):
-            what = "a valid API key is needed" if given else "an API key is needed: Authorization: Bearer KEY"
-            raise ApiError(401, what, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
-
-    def log(self, request_id: str, scope: Scope, status: str, seconds: float) -> None:
-        if self._log and (scope["path"] not in OPEN_PATHS or status[0] not in "23"):
-            path = scope["path"].encode("unicode_escape").decode()[:256]
-            logger.info("%s %s %s %s %.0f ms", request_id, scope["method"], path, status, seconds * 1000)
+    def log(self, record: dict[str, Any], body: bytes) -> None:
+        """A line for the operator and one for the audit."""
+        status, path = str(record["status"]), record["path"]
+        if path not in OPEN_PATHS or status[0] not in "23":
+            if self._log:
+                logger.info(
+                    "%s %s %s %s %.0f ms, client %s, tokens %d in, %d out", record["request_id"], record["method"],
+                    path, status, record["ms"], record["client"] or "-", record["prompt_tokens"],
+                    record["generated_tokens"],
+                )  # fmt: skip
+            if self.audit is not None:
+                self.audit.write(record, body)
 
 
 class _Exchange:
@@ -77,6 +77,9 @@ class _Exchange:
         self._body_ended = False
         given = self._headers.get(b"x-request-id", b"")
         self._id = given.decode() if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        self._client: Client | None = None
+        self._tally: Tally | None = None
+        self._body = b""
         scope.setdefault("state", {})
         scope["state"]["request_id"] = self._id
 
@@ -85,14 +88,29 @@ class _Exchange:
         state = self._gate.state
         counted = self._route_path() not in OPEN_PATHS
         state.in_flight += counted
-        status = ""
+        gone = False
         try:
             await self._answer(counted)
         except ClientGone:
-            status = "499 (client closed the connection)"
+            gone = True
         finally:
             state.in_flight -= counted
-            self._gate.log(self._id, self._scope, status or str(self._status), time.monotonic() - start)
+            self._gate.log(self._record(time.monotonic() - start, gone=gone), self._body)
+
+    def _record(self, seconds: float, *, gone: bool) -> dict[str, Any]:
+        """What happened, without what was said."""
+        tally, address = self._tally, self._scope.get("client")
+        return {
+            "request_id": self._id,
+            "client": self._client.name if self._client is not None else None,
+            "address": address[0] if address else None,
+            "method": self._scope["method"],
+            "path": self._scope["path"].encode("unicode_escape").decode()[:256],
+            "status": "499 (client closed the connection)" if gone else self._status,
+            "ms": round(seconds * 1000, 1),
+            "prompt_tokens": tally.prompt if tally is not None else 0,
+            "generated_tokens": tally.generated if tally is not None else 0,
+        }
 
     def _route_path(self) -> str:
         path: str = self._scope["path"]
@@ -103,10 +121,11 @@ class _Exchange:
         try:
             self._check_headers()
             if counted:
-                self._gate.check_key(self._headers)
+                self._identify()
                 self._gate.state.check_ready()
             await self._check_length()
-            await self._gate._app(self._scope, self._receive_counted, self._send_tagged)
+            with self._admit():
+                await self._gate._app(self._scope, self._receive_counted, self._send_tagged)
         except _BodyTooLarge:
             await self._refuse_body()
         except ClientGone:
@@ -120,7 +139,22 @@ class _Exchange:
                 answer = ApiError(500, "internal error")
             if self._status:
                 raise ClientGone from error  # half an answer is out; nothing sensible can follow
-            await answer.response()(self._scope, self._receive, self._send_tagged)
+            body = answer.body_for(self._route_path(), self._id)
+            response = Response(body, answer.status, answer.headers, media_type=JSON)
+            await response(self._scope, self._receive, self._send_tagged)
+
+    def _identify(self) -> None:
+        """Who is calling? 401 for nobody known."""
+        self._client = self._gate.state.keys.find(self._headers)
+        self._tally = Tally(self._client)
+        self._scope["state"] |= {"client": self._client, "tally": self._tally}
+        current_tenant.set(self._client.name if len(self._gate.state.keys.names()) > 1 else None)
+
+    def _admit(self) -> AbstractContextManager[None]:
+        """A client's limits are for what it asks to be done; looking is free."""
+        if self._client is None or self._scope["method"] != "POST":
+            return nullcontext()
+        return self._client.admit()
 
     def _check_headers(self) -> None:
         args = self._gate.state.args
@@ -143,18 +177,28 @@ class _Exchange:
             self._body_ended = not message.get("more_body", False)
             if self._body_read > self._gate.state.args.max_body_bytes:
                 raise _BodyTooLarge
+            audit = self._gate.audit
+            if audit is not None and audit.with_bodies and len(self._body) < MAX_BODY_BYTES:
+                self._body += message.get("body", b"")
         return message
 
     async def _send_tagged(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._status = message["status"]
-            message["headers"] = [*message.get("headers", []), (b"x-request-id", self._id.encode())]
+            request_id = self._id.encode()
+            message["headers"] = [
+                *message.get("headers", []),
+                (b"x-request-id", request_id),  # OpenAI's name
+                (b"request-id", request_id),  # Anthropic's
+                (b"x-system-fingerprint", self._gate.state.fingerprint["id"].encode()),
+            ]
         await self._send(message)
 
     async def _refuse_body(self) -> None:
         """413. The answer goes out first; then the rest of the body is read, in bounds, so that the client sees it."""
         limit = self._gate.state.args.max_body_bytes
-        body = ApiError(413, f"the body has more than {limit} bytes", code="body_too_large").body()
+        error = ApiError(413, f"the body has more than {limit} bytes", code="body_too_large")
+        body = error.body_for(self._route_path(), self._id)
         headers: list[Any] = [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())]
         headers.append((b"connection", b"close"))
         await self._send_tagged({"type": "http.response.start", "status": 413, "headers": headers})

@@ -15,8 +15,10 @@ from starlette.responses import Response
 
 from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.outputs import RequestOutput
+from enginecore.frontend.tools.plan import Plan
 from enginecore.request import SamplingParams
 from enginecore.server.errors import JSON
+from enginecore.server.keys import Tally
 from enginecore.server.protocol import SamplingFields
 from enginecore.server.sse import EventStream, event, unless_gone
 from enginecore.server.state import ServerState
@@ -36,6 +38,7 @@ class Job:
     answer_id: str
     request_id: str
     created: int
+    plan: Plan | None = None
 
 
 class ChunkWriter(Protocol):
@@ -46,10 +49,10 @@ class ChunkWriter(Protocol):
 
 def new_job(
     state: ServerState, body: SamplingFields, params: SamplingParams, prompts: Sequence[PreparedRequest], prefix: str,
-    request_id: str,
+    request_id: str, plan: Plan | None = None,
 ) -> Job:  # fmt: skip
     """A job labelled with the client's request id and the time."""
-    return Job(state, body, params, prompts, f"{prefix}-{request_id}", request_id, int(time.time()))
+    return Job(state, body, params, prompts, f"{prefix}-{request_id}", request_id, int(time.time()), plan)
 
 
 async def prepare_all(state: ServerState, prepare: Sequence[Callable[[], PreparedRequest]]) -> list[PreparedRequest]:
@@ -65,12 +68,16 @@ async def prepare_all(state: ServerState, prepare: Sequence[Callable[[], Prepare
 async def run_to_end(request: Request, job: Job, submitted: Callable[[], None]) -> list[RequestOutput]:
     """The final outputs of all prompts, in order. The client's hanging up aborts them."""
 
+    tally: Tally = request.state.tally
+
     async def collect() -> list[RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
         stream = job.state.llm.stream(job.prompts, request_id=job.request_id, kind="final", submitted=submitted)
         async with contextlib.aclosing(stream):
             async for news in stream:
                 outputs.update(news)
+                for key, output in news:
+                    tally.update(key, output)
         return [outputs[key] for key in range(len(job.prompts))]
 
     return await unless_gone(request, collect())
@@ -85,6 +92,7 @@ async def stream_events(
     """
     options = job.body.stream_options
     include_usage = options is not None and bool(options.include_usage)
+    tally: Tally = request.state.tally
 
     async def generate() -> AsyncGenerator[bytes, None]:
         usage = Usage()
@@ -93,6 +101,7 @@ async def stream_events(
             async for news in stream:
                 parts = []
                 for key, output in news:
+                    tally.update(key, output)
                     if include_usage:
                         usage.update(key, output)
                     parts.append(writer.chunks(key, output))

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from enginecore._version import __version__
 from enginecore.metrics import CONTENT_TYPE
+from enginecore.server.errors import ApiError
 from enginecore.server.generation import json_response
 from enginecore.server.state import ServerState
 
@@ -40,9 +41,35 @@ async def health(state: ServerState, request: Request) -> Response:
     return json_response({"status": "ok"})
 
 
+async def load(state: ServerState, request: Request) -> Response:
+    """What balancers ask: requests in flight, sequences running and waiting, and how full the cache is."""
+    stats = state.llm.stats
+    used = stats.num_used_blocks / stats.num_blocks if stats.num_blocks else 0.0
+    answer = {
+        "server_load": state.in_flight - 1,  # without this one
+        "num_running": stats.num_running,
+        "num_waiting": stats.num_waiting,
+        "kv_cache_usage": used,
+    }
+    return json_response(answer)
+
+
 async def version(state: ServerState, request: Request) -> Response:
     return json_response({"version": __version__})
 
 
 async def metrics(state: ServerState, request: Request) -> Response:
     return Response(state.metrics.render(), headers={"content-type": CONTENT_TYPE})
+
+
+async def fingerprint(state: ServerState, request: Request) -> Response:
+    """GET /v1/fingerprint: that of this server."""
+    return json_response(state.fingerprint)
+
+
+async def fingerprint_by_id(state: ServerState, request: Request) -> Response:
+    """GET /v1/fingerprint/{id}: what the `system_fingerprint` of an answer stands for."""
+    given: str = request.path_params["fingerprint_id"]
+    if given != state.fingerprint["id"]:
+        raise ApiError(404, f"this server's fingerprint is {state.fingerprint['id']}", code="fingerprint_not_found")
+    return json_response(state.fingerprint)

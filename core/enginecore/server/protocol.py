@@ -1,6 +1,6 @@
 """The request bodies, as schemas. Names and meaning follow OpenAI's API and vLLM's extensions to it.
 
-Fields that are accepted and change nothing: user, metadata, parallel_tool_calls, safety_identifier, prompt_cache_key,
+Fields that are accepted and change nothing: user, metadata, safety_identifier, prompt_cache_key,
 spaces_between_special_tokens. Fields in `UNSUPPORTED_*` are refused with a 400 unless they have one of the values
 listed, which ask for nothing.
 """
@@ -51,6 +51,11 @@ class SamplingFields(msgspec.Struct, kw_only=True):
     return_tokens_as_token_ids: bool = False
     cache_salt: str | None = None
     skip_reading_prefix_cache: bool | None = None
+    use_beam_search: bool | None = None
+    length_penalty: float | None = None
+    early_stopping: bool | str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
     priority: int = 0
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -73,7 +78,8 @@ class ChatRequest(SamplingFields, kw_only=True):
     tools: list[dict[str, Any]] | None = None
     tool_choice: Any = None
     parallel_tool_calls: bool | None = None
-    response_format: dict[str, Any] | None = None
+    thinking_token_budget: int | None = None
+    include_reasoning: bool = True
     reasoning_effort: str | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
@@ -110,15 +116,11 @@ def field_names(schema: type[msgspec.Struct]) -> frozenset[str]:
 #: Field -> values that ask for nothing.
 _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "chat_template": (),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
-    "early_stopping": (False,),
     "guided_json": (),
     "guided_regex": (),
     "guided_choice": (),
     "guided_grammar": (),
     "guided_decoding_backend": (),
-    "structured_outputs": (),
     "logits_processors": ([],),
     "kv_transfer_params": (),
     "vllm_xargs": ({},),
@@ -131,7 +133,6 @@ UNSUPPORTED_COMPLETION: dict[str, tuple[Any, ...]] = {
     **_UNSUPPORTED,
     "suffix": ("",),
     "prompt_embeds": (),
-    "response_format": ({"type": "text"},),
     "max_completion_tokens": (),
     "messages": (),
 }

@@ -32,6 +32,7 @@ from enginecore.server.app import App, create_app
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ShuttingDownError
 from enginecore.server.http import limited_protocol
+from enginecore.server.keys import Keyring
 
 logger = logging.getLogger("enginecore.server")
 
@@ -45,6 +46,7 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     """Serve until a signal or the engine's death. Returns the exit code; raises EngineCoreError when it cannot
     start."""
     _set_up_logging()
+    Keyring(server_args)  # what is wrong with the keys should not cost a model load
     if server_args.chat_template is not None:
         engine_args = msgspec.structs.replace(engine_args, chat_template=server_args.chat_template)
     listener = bind(server_args.host, server_args.port)
@@ -149,7 +151,9 @@ class _Lifetime:
 
     async def _serve(self, llm: AsyncLLM) -> int:
         app = create_app(llm, self._args, max_waiting=self._engine_args.max_waiting)
+        fingerprint = await asyncio.to_thread(lambda: app.state.fingerprint)
         _report(llm.ready)
+        logger.info("fingerprint: %s", fingerprint["id"])
         server = _Server(self._uvicorn_config(app))
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         while not server.started and not serving.done():

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from enginecore.constraints import structured_outputs_of
 from enginecore.errors import ParameterError
-from enginecore.request import INT32_MAX, SamplingParams
+from enginecore.frontend.tools.request import answer_structure
+from enginecore.request import INT32_MAX, MAX_BEAM_WIDTH, BeamOptions, SamplingParams
 from enginecore.server.protocol import ChatRequest, CompletionRequest, SamplingFields
 
 #: The default of /v1/completions. A chat may use all the context that is left.
@@ -22,14 +24,37 @@ _TOKEN_ID = re.compile(r"-?[0-9]{1,20}")
 
 
 def _common(request: SamplingFields, defaults: dict[str, Any]) -> dict[str, Any]:
-    values = dict(defaults)
+    values = {} if request.use_beam_search else dict(defaults)  # defaults of sampling have no place in a search
     for name in _SAME_NAME:
         value = getattr(request, name)
         if value is not None:
             values[name] = value
     if request.logit_bias is not None:
         values["logit_bias"] = {_bias_key(key): bias for key, bias in request.logit_bias.items()}
+    if request.structured_outputs is not None:
+        values["structured_outputs"] = structured_outputs_of(request.structured_outputs)
+    beam = _beam(request)
+    if beam is not None:
+        values["beam"] = beam
     return values
+
+
+def _beam(request: SamplingFields) -> BeamOptions | None:
+    """With use_beam_search, the n best answers of best_of beams (by default n)."""
+    if not request.use_beam_search:
+        for name, neutral in (("length_penalty", (None, 1)), ("early_stopping", (None, False))):
+            if getattr(request, name) not in neutral:
+                raise ParameterError(f"{name} needs use_beam_search to be true", param=name)
+        return None
+    name = "n" if getattr(request, "best_of", None) is None else "best_of"
+    width = getattr(request, name)
+    if width is not None and not 1 <= width <= MAX_BEAM_WIDTH:
+        raise ParameterError(f"a search may have 1 to {MAX_BEAM_WIDTH} beams", param=name)
+    return BeamOptions(
+        1 if width is None else width,
+        1.0 if request.length_penalty is None else request.length_penalty,
+        False if request.early_stopping is None else request.early_stopping,
+    )
 
 
 def _bias_key(key: str) -> int:
@@ -71,8 +96,9 @@ def completion_params(request: CompletionRequest, defaults: dict[str, Any]) -> t
         values["logprobs"] = request.logprobs
         if request.echo and request.prompt_logprobs is None:
             values["prompt_logprobs"] = request.logprobs
-    if request.best_of is not None:
+    if request.best_of is not None and not request.use_beam_search:
         values["best_of"] = request.best_of
+    values["structured_outputs"], _ = answer_structure(request.response_format, values.get("structured_outputs"))
     params = SamplingParams(**values)
     if request.stream and (params.best_of or params.n) > params.n:
         raise ParameterError("a stream cannot have best_of greater than n", param="best_of")
@@ -99,4 +125,11 @@ def chat_params(request: ChatRequest, defaults: dict[str, Any], max_logprobs: in
             raise ParameterError(f"top_logprobs must be between 0 and {max_logprobs}", param="top_logprobs")
     if request.logprobs:
         values["logprobs"] = request.top_logprobs or 0
+    if request.thinking_token_budget is not None:
+        values["thinking_token_budget"] = request.thinking_token_budget
     return SamplingParams(**values), asked is not None
+
+
+def num_rows(params: SamplingParams) -> int:
+    """Sequences that the engine runs for one prompt."""
+    return params.beam.width if params.beam is not None else params.best_of or params.n

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from starlette.requests import Request
@@ -15,6 +15,9 @@ from enginecore.server.errors import ApiError, ClientGone, as_api_error
 
 logger = logging.getLogger("enginecore.server")
 T = TypeVar("T")
+
+#: The last bytes of a stream, given what went wrong after its start (None for nothing).
+StreamEnd = Callable[[ApiError | None], bytes]
 
 DONE = b"data: [DONE]\n\n"
 _HEADERS = [
@@ -27,6 +30,11 @@ _HEADERS = [
 def event(body: bytes) -> bytes:
     """One event with JSON data."""
     return b"data: " + body + b"\n\n"
+
+
+def done(error: ApiError | None) -> bytes:
+    """How streams of /v1/completions and /v1/chat/completions end: `[DONE]`, after an error event if there was one."""
+    return DONE if error is None else event(error.body()) + DONE
 
 
 async def _disconnected(receive: Receive) -> None:
@@ -55,12 +63,13 @@ class EventStream:
     """A response made of ready-made events. `chunks` is closed when the client hangs up, which aborts the request.
 
     Each item is written at once, so a step's news for this client is one write. What goes wrong after the start becomes
-    an error event. `[DONE]` ends the stream in any case.
+    what `end` makes of it; `end` ends the stream in any case.
     """
 
-    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None]) -> None:
+    def __init__(self, first: bytes, chunks: AsyncGenerator[bytes, None], end: StreamEnd = done) -> None:
         self._first = first
         self._chunks = chunks
+        self._end = end
         self._gone = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -90,11 +99,11 @@ class EventStream:
         try:
             async for chunk in self._chunks:
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            last = DONE
+            last = self._end(None)
         except Exception as error:
             answer = as_api_error(error)
             if answer is None:
                 logger.exception("a stream failed")
                 answer = ApiError(500, "internal error")
-            last = event(answer.body()) + DONE
+            last = self._end(answer)
         await send({"type": "http.response.body", "body": last, "more_body": False})

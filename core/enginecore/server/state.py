@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from enginecore.errors import ParameterError, QueueFullError
 from enginecore.frontend.async_llm import AsyncLLM
+from enginecore.frontend.tools.plan import find_dialect
 from enginecore.metrics import Metrics
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ApiError
+from enginecore.server.fingerprint import fingerprint
+from enginecore.server.keys import Keyring
+from enginecore.server.responses_store import ResponseStore
 
 
 class ServerState:
@@ -23,6 +29,9 @@ class ServerState:
         self.model_name = llm.config.served_model_name
         self.metrics = llm.observer if isinstance(llm.observer, Metrics) else self._own_metrics(llm)
         self.metrics.stats = lambda: llm.stats
+        self.keys = Keyring(args)
+        self.responses = ResponseStore(args.max_stored_responses, args.max_stored_bytes)
+        self.dialect = find_dialect(llm.renderer.source, llm.tokenizer, args.tool_call_parser, args.reasoning_parser)
         self.draining = False
         self.in_flight = 0
         self._reserved = 0
@@ -30,6 +39,11 @@ class ServerState:
 
     def _own_metrics(self, llm: AsyncLLM) -> Metrics:
         return Metrics(self.model_name, llm.config.num_blocks)
+
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """What can change a result, with its `id`. Slow the first time."""
+        return fingerprint(self.llm)
 
     @property
     def ready(self) -> bool:

@@ -35,7 +35,7 @@ def _tokenize(state: ServerState, raw: dict[str, Any], request_id: str) -> Respo
     state.check_model(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ParameterError("give either prompt or messages", param="prompt")
-    ids = _encode(state, body)
+    ids = encode_prompt(state, body)
     answer: dict[str, object] = {
         "count": len(ids),
         "max_model_len": state.llm.config.max_model_len,
@@ -45,7 +45,8 @@ def _tokenize(state: ServerState, raw: dict[str, Any], request_id: str) -> Respo
     return json_response(answer)
 
 
-def _encode(state: ServerState, body: TokenizeRequest) -> list[int]:
+def encode_prompt(state: ServerState, body: TokenizeRequest) -> list[int]:
+    """Token ids of `prompt`, a text, or of the rendered `messages`. Slow: for a thread."""
     encode = state.llm.tokenizer.encode
     if body.prompt is not None:
         ids: list[int] = encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)

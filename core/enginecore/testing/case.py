@@ -39,6 +39,14 @@ class FalseClaim(AssertionError):
     """The backend contradicts its own claim."""
 
 
+class ProcessDied(Exception):
+    """A process that the case has started ended in the middle of its work."""
+
+
+class ProcessHung(Exception):
+    """A process that the case has started did not answer in time; it was killed."""
+
+
 class CaseContext:
     """What a case works with: the backend, its profile, a generator seeded by the case's id, and the judgements."""
 
@@ -170,11 +178,19 @@ class Case:
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
     """How a case ended. `message` explains anything but a plain pass; `gap` is the declared gap that excuses it;
-    `metrics` is what it measured."""
+    `expires` (ISO date) is the last day on which it is excused; `metrics` is what it measured."""
 
     case_id: str
     outcome: Outcome
     message: str = ""
     seconds: float = 0.0
     gap: str | None = None
+    expires: str | None = None
     metrics: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def excuse(self) -> str:
+        """The message, with the day until which it is accepted where there is one."""
+        if self.outcome is Outcome.DECLARED_UNSUPPORTED and self.expires:
+            return f"{self.message} (until {self.expires})"
+        return self.message

@@ -55,6 +55,9 @@ class ConformanceProfile:
     `enginecore.testing.tolerance.TOLERANCES`. `logprob_tolerance` bounds parity of models in float32
     (absolute, natural log).
     `timeout_scale` stretches every time limit, for devices that compile on first use.
+    `skips_expire` (ISO date): until that day, cases of what the backend does not claim are skipped for the reason that
+    it gives; from the next day on they fail, until somebody has looked again. A plugin of contract 1.1 or later needs
+    it, or a gap, for every case that it skips.
     """
 
     tolerances: dict[str, float] = field(default_factory=dict)
@@ -62,6 +65,11 @@ class ConformanceProfile:
     floors: tuple[PerformanceFloor, ...] = ()
     logprob_tolerance: float = 1e-3
     timeout_scale: float = 1.0
+    skips_expire: str = ""
+
+    def __post_init__(self) -> None:
+        if self.skips_expire:
+            datetime.date.fromisoformat(self.skips_expire)
 
     def tolerance(self, op: str, dtype: str) -> float:
         for key in (f"{op}:{dtype}", dtype):

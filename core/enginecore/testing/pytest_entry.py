@@ -68,7 +68,7 @@ class PytestCase:
         except EngineCoreError as error:
             pytest.fail(str(error), pytrace=False)
         if result.outcome is Outcome.DECLARED_UNSUPPORTED:
-            pytest.skip(result.message)
+            pytest.skip(result.excuse)
         if not result.outcome.ok:
             pytest.fail(f"{result.outcome.value}: {result.message}", pytrace=False)
 

@@ -83,6 +83,7 @@ class Report:
                     "message": result.message,
                     "seconds": round(result.seconds, 4),
                     "gap": result.gap,
+                    "expires": result.expires,
                     **({"metrics": result.metrics} if result.metrics else {}),
                 }
                 for result in self.results
@@ -128,6 +129,6 @@ def _junit_case(element: ElementTree.Element, result: CaseResult) -> None:
     for kind, outcomes in _JUNIT.items():
         if result.outcome in outcomes:
             # XML holds no control characters, and what a dying process printed may.
-            message = "".join(c if c.isprintable() or c == "\n" else "?" for c in result.message)
+            message = "".join(c if c.isprintable() or c == "\n" else "?" for c in result.excuse)
             told = ElementTree.SubElement(element, kind, type=result.outcome.value, message=message.split("\n")[0])
             told.text = message if "\n" in message else None

@@ -168,7 +168,7 @@ class Runner:
         gaps = [DeclaredGap(**gap) for gap in self.about.get("gaps", [])]
         gap = next((gap for gap in gaps if gap.covers(result.case_id)), None)
         if gap is None:
-            return result
+            return self._dated(result)
         outcome: Outcome = result.outcome
         message = result.message
         if outcome is Outcome.PASS:
@@ -180,7 +180,32 @@ class Runner:
         else:
             message = f"declared gap until {gap.expires}: {gap.reason} ({outcome.value}: {message})"
             outcome = Outcome.DECLARED_UNSUPPORTED
-        return replace(result, outcome=outcome, message=message, gap=gap.reason)
+        return replace(result, outcome=outcome, message=message, gap=gap.reason, expires=gap.expires)
+
+    def _dated(self, result: CaseResult) -> CaseResult:
+        """A skip is good until a day; nobody looks again at one that is good for ever."""
+        if result.outcome is not Outcome.DECLARED_UNSUPPORTED:
+            return result
+        expires = self.about.get("skips_expire") or None
+        if expires is None:
+            if _contract(self.about) < SKIPS_ARE_DATED:
+                return result
+            message = f"skipped without an expiry date: {result.message} ({NAME_A_DATE})"
+            return replace(result, outcome=Outcome.FAIL, message=message)
+        if self._today > datetime.date.fromisoformat(expires):
+            message = f"{result.message} (what is skipped expired on {expires}: claim it, or look again and renew it)"
+            return replace(result, outcome=Outcome.FAIL, message=message, expires=expires)
+        return replace(result, expires=expires)
+
+
+#: Plugins from this contract on name a date for what they skip; older ones could not.
+SKIPS_ARE_DATED = (1, 1)
+NAME_A_DATE = "name one for all that is not claimed, ConformanceProfile.skips_expire, or for this with a DeclaredGap"
+
+
+def _contract(about: dict[str, Any]) -> tuple[int, ...]:
+    """The contract that the backend's manifest names; that of a bare factory, which has none, is the oldest."""
+    return tuple(int(part) for part in about.get("contract", "1.0").split("."))
 
 
 def groups(cases: Sequence[Case]) -> list[list[Case]]:

@@ -75,6 +75,8 @@ class BackendSource:
         backend = create_backend(selected, options=self.options)
         plugin = selected.plugin
         about = {"distribution": plugin.distribution, "version": plugin.version, "device": selected.full_name}
+        if plugin.manifest is not None:
+            about["contract"] = plugin.manifest.contract
         return backend, as_profile(conformance_profile(plugin)), about
 
 

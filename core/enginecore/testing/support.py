@@ -74,6 +74,11 @@ def baseline_query(caps: Capabilities) -> AttentionQuery:
     )
 
 
+def has_groups(backend: Backend) -> bool:
+    """Whether the backend can join a group of several ranks."""
+    return backend.collective_backend is not None or type(backend).communicator is not Backend.communicator
+
+
 def summary(support: dict[str, Any]) -> dict[str, list[str]]:
     """Ops by state over the claimed dtypes: {"native": [...], "reference": [...], "refused": [...]}.
 

@@ -74,7 +74,7 @@ def _play(ctx: Any) -> None:
 def judge(run: Any) -> tuple[str, str]:
     """Run a case and name how it ended."""
     from enginecore.errors import UnsupportedError
-    from enginecore.testing.case import DeclaredUnsupported, FalseClaim, Outcome
+    from enginecore.testing.case import DeclaredUnsupported, FalseClaim, Outcome, ProcessDied, ProcessHung
 
     try:
         run()
@@ -82,6 +82,10 @@ def judge(run: Any) -> tuple[str, str]:
         return Outcome.DECLARED_UNSUPPORTED.value, str(reason)
     except FalseClaim as claim:
         return Outcome.FALSE_CLAIM.value, str(claim)
+    except ProcessDied as death:
+        return Outcome.CRASH.value, str(death)
+    except ProcessHung as silence:
+        return Outcome.HANG.value, str(silence)
     except (NotImplementedError, UnsupportedError) as error:
         return Outcome.FALSE_CLAIM.value, f"it was claimed, and refused when used: {describe(error)}"
     except AssertionError as error:
@@ -110,7 +114,7 @@ def _about(backend: Any, profile: Any, about: dict[str, str]) -> dict[str, Any]:
     claims = _plain(backend.capabilities)
     return {
         **about, "backend": type(backend).__qualname__, "gaps": gaps, "floors": floors, "capabilities": claims,
-        "support": support, "memory": _memory(backend),
+        "support": support, "memory": _memory(backend), "skips_expire": profile.skips_expire,
     }  # fmt: skip
 
 

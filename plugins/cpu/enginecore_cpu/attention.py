@@ -13,6 +13,8 @@ from enginecore.device.attention import AttentionBackend, AttentionMetadata, Att
 from enginecore.device.capabilities import AttentionQuery, Capabilities, Verdict, check_attention
 from enginecore.device.memory import KVCacheLayout, KVCacheSpec
 
+from enginecore_cpu.torch_path import MAX_WORLD_SIZE
+
 _ITEM_SIZE = {"float32": 4, "bfloat16": 2}
 
 
@@ -29,6 +31,8 @@ def native_capabilities(isa: str) -> Capabilities:
         unified_memory=True,
         per_process_accounting=True,
         batch_invariant=True,
+        max_world_size=MAX_WORLD_SIZE,
+        ranks_share_device=True,
         isa=(isa,),
     )
 

@@ -26,6 +26,7 @@ class CpuBackend(Backend):
 
     attention: AttentionBackend
     ops: OpTable
+    collective_backend = "gloo"
 
     def __init__(self, ctx: BackendContext) -> None:
         self.num_threads = ctx.num_threads or system.cpu_budget().threads

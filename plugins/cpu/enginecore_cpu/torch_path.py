@@ -12,9 +12,18 @@ import torch
 from enginecore.device.capabilities import Capabilities
 from enginecore.ops import torch_backend
 
+#: Ranks that gloo joins; they share the host's processors.
+MAX_WORLD_SIZE = 64
+
 
 def torch_capabilities() -> Capabilities:
-    return replace(torch_backend.TORCH_CAPABILITIES, unified_memory=True, per_process_accounting=True)
+    return replace(
+        torch_backend.TORCH_CAPABILITIES,
+        unified_memory=True,
+        per_process_accounting=True,
+        max_world_size=MAX_WORLD_SIZE,
+        ranks_share_device=True,
+    )
 
 
 class TorchAttention(torch_backend.TorchAttention):

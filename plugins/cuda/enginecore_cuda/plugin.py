@@ -1,6 +1,8 @@
-"""The hooks of NVIDIA GPUs. This version tells whether a GPU is usable; it has no kernels to serve with yet."""
+"""The hooks of NVIDIA GPUs. This module imports neither torch nor a driver."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from enginecore import hookimpl
 from enginecore.device import (
@@ -13,7 +15,6 @@ from enginecore.device import (
     ProbeResult,
     torch_problem,
 )
-from enginecore.errors import UnsupportedError
 
 VERSION = "0.1.0"
 
@@ -21,8 +22,8 @@ MANIFEST = Manifest(
     devices=("cuda",),
     distribution="enginecore-cuda",
     version=VERSION,
-    contract="1.0",
-    summary="NVIDIA GPUs (no kernels in this version)",
+    contract="1.1",
+    summary="NVIDIA GPUs",
     torch_min="2.11",
     torch_variant="cu",
     driver_min="525.60.13",
@@ -44,14 +45,23 @@ def enginecore_probe(ctx: ProbeContext) -> ProbeResult:
 
 @hookimpl
 def enginecore_create_backend(ctx: BackendContext) -> Backend:
-    raise UnsupportedError(
-        f"enginecore-cuda {VERSION} recognises NVIDIA GPUs but has no kernels to serve on them yet",
-        fix="use another device for now, such as --device cpu",
-    )
+    from enginecore_cuda.backend import create
+
+    return create(ctx)
+
+
+@hookimpl
+def enginecore_conformance_profile() -> Any:
+    """The kit's own tolerances hold, and there are no gaps; what is not claimed is looked at again by that day."""
+    from enginecore.testing import ConformanceProfile
+
+    return ConformanceProfile(skips_expire="2027-12-31")
 
 
 @hookimpl
 def enginecore_doctor(ctx: DoctorContext) -> list[DoctorFinding]:
+    from enginecore_triton.doctor import triton_findings
+
     from enginecore_cuda.hardware import DRIVER_LIBRARY, read_facts
     from enginecore_cuda.probe import INSTALL_DRIVER, PASS_THROUGH, driver_problem
 
@@ -73,6 +83,7 @@ def enginecore_doctor(ctx: DoctorContext) -> list[DoctorFinding]:
             detail=problem.reason if problem else f"torch {ctx.torch_build} fits",
             fix=problem.fix if problem else "",
         ),
+        *triton_findings(),
     ]
 
 

@@ -12,6 +12,7 @@ from enginecore.device import Manifest, ProbeCause, ProbeContext, ProbeResult, P
 from packaging.version import InvalidVersion, Version
 
 from enginecore_cuda.hardware import DRIVER_LIBRARY, Facts, read_facts
+from enginecore_cuda.visible import mask_hint
 
 INSTALL_DRIVER = "install NVIDIA's driver (Ubuntu: sudo ubuntu-drivers install), reboot, then check with nvidia-smi"
 PASS_THROUGH = "start the container with --gpus all and NVIDIA's container toolkit on the host"
@@ -38,11 +39,17 @@ def probe(
     problem = driver_problem(facts, ctx.torch_build) or torch_problem(manifest, ctx.torch_build)
     if problem is not None:
         return problem
-    details = {**(use_torch or check_torch)(), "serves": False}
+    details = (use_torch or check_torch)()
     details["driver"] = facts.driver
     if not details.get("count"):
-        reason = f"torch {ctx.torch_build} finds no usable GPU: {details.get('error') or 'none reported'}"
-        return _broken(reason, "compare with nvidia-smi; a reboot is needed after a driver update", ProbeCause.FAILED)
+        hint = mask_hint(environ)
+        told = f"{details.get('error') or 'none reported'}{hint and f'; {hint}'}"
+        fix = "compare with nvidia-smi -L" if hint else "compare with nvidia-smi"
+        return _broken(
+            f"torch {ctx.torch_build} finds no usable GPU: {told}",
+            f"{fix}; a reboot is needed after a driver update",
+            ProbeCause.FAILED,
+        )
     names = ", ".join(device["name"] for device in details["devices"])
     return ProbeResult(status=ProbeStatus.AVAILABLE, reason=f"{names}, driver {facts.driver}", details=details)
 

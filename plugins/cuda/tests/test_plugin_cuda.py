@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from enginecore.device import BackendContext, DoctorContext, ProbeCause, ProbeContext, ProbeStatus
-from enginecore.errors import UnsupportedError
+from enginecore.errors import DriverMissingError
 from enginecore_cuda import plugin
 from enginecore_cuda.hardware import read_facts
 from enginecore_cuda.probe import check_torch, driver_minimum, probe
@@ -117,10 +117,13 @@ def test_torch_without_a_gpu_gives_its_reason() -> None:
     assert found["count"] > 0 or found["error"]
 
 
-def test_serving_is_refused_clearly() -> None:
-    with pytest.raises(UnsupportedError, match="no kernels") as error:
+def test_a_backend_without_a_gpu_is_refused_clearly() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count():
+        pytest.skip("there is one")
+    with pytest.raises(DriverMissingError, match="cuda:0 does not exist") as error:
         plugin.enginecore_create_backend(BackendContext(device="cuda"))
-    assert error.value.exit_code == 8 and "--device cpu" in str(error.value)
+    assert error.value.exit_code == 5 and "enginecore devices" in str(error.value)
 
 
 def test_doctor_says_something_true_of_this_machine() -> None:

@@ -1,6 +1,8 @@
-"""The hooks of AMD GPUs. This version tells whether a GPU is usable; it has no kernels to serve with yet."""
+"""The hooks of AMD GPUs. This module imports neither torch nor a driver."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from enginecore import hookimpl
 from enginecore.device import (
@@ -13,7 +15,6 @@ from enginecore.device import (
     ProbeResult,
     torch_problem,
 )
-from enginecore.errors import UnsupportedError
 
 VERSION = "0.1.0"
 
@@ -21,8 +22,8 @@ MANIFEST = Manifest(
     devices=("rocm",),
     distribution="enginecore-rocm",
     version=VERSION,
-    contract="1.0",
-    summary="AMD GPUs (no kernels in this version)",
+    contract="1.1",
+    summary="AMD GPUs",
     torch_min="2.11",
     torch_variant="rocm",
     torch_install="install the ROCm build of torch: choose ROCm on https://pytorch.org/get-started/locally",
@@ -43,14 +44,23 @@ def enginecore_probe(ctx: ProbeContext) -> ProbeResult:
 
 @hookimpl
 def enginecore_create_backend(ctx: BackendContext) -> Backend:
-    raise UnsupportedError(
-        f"enginecore-rocm {VERSION} recognises AMD GPUs but has no kernels to serve on them yet",
-        fix="use another device for now, such as --device cpu",
-    )
+    from enginecore_rocm.backend import create
+
+    return create(ctx)
+
+
+@hookimpl
+def enginecore_conformance_profile() -> Any:
+    """The kit's own tolerances hold, and there are no gaps; what is not claimed is looked at again by that day."""
+    from enginecore.testing import ConformanceProfile
+
+    return ConformanceProfile(skips_expire="2027-12-31")
 
 
 @hookimpl
 def enginecore_doctor(ctx: DoctorContext) -> list[DoctorFinding]:
+    from enginecore_triton.doctor import triton_findings
+
     from enginecore_rocm.hardware import read_facts
     from enginecore_rocm.probe import JOIN_GROUPS, LOAD_DRIVER
 
@@ -76,4 +86,5 @@ def enginecore_doctor(ctx: DoctorContext) -> list[DoctorFinding]:
             detail=problem.reason if problem else f"torch {ctx.torch_build} fits",
             fix=problem.fix if problem else "",
         ),
+        *triton_findings(),
     ]

@@ -46,7 +46,7 @@ def probe(
     problem = driver_problem(facts) or torch_problem(manifest, ctx.torch_build)
     if problem is not None:
         return problem
-    details = {**(use_torch or check_torch)(), "serves": False}
+    details = (use_torch or check_torch)()
     details["targets"] = list(facts.targets)
     if not details.get("count"):
         reason = f"torch {ctx.torch_build} finds no usable GPU: {details.get('error') or 'none reported'}"

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from enginecore.device import BackendContext, DoctorContext, ProbeCause, ProbeContext, ProbeStatus
-from enginecore.errors import UnsupportedError
+from enginecore.errors import DriverMissingError
 from enginecore_rocm import plugin
 from enginecore_rocm.hardware import Facts, read_facts
 from enginecore_rocm.probe import driver_problem, probe
@@ -110,10 +110,13 @@ def test_available_and_unusable(machine: Machine) -> None:
     assert "no HIP devices" in result.reason
 
 
-def test_serving_is_refused_clearly() -> None:
-    with pytest.raises(UnsupportedError, match="no kernels") as error:
+def test_a_backend_without_a_gpu_is_refused_clearly() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count():
+        pytest.skip("there is one")
+    with pytest.raises(DriverMissingError, match="rocm:0 does not exist") as error:
         plugin.enginecore_create_backend(BackendContext(device="rocm"))
-    assert error.value.exit_code == 8 and "--device cpu" in str(error.value)
+    assert error.value.exit_code == 5 and "enginecore devices" in str(error.value)
 
 
 def test_doctor_says_something_true_of_this_machine() -> None:

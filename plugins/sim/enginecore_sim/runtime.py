@@ -107,6 +107,19 @@ class SimRuntime(ModelRuntime):
         for source, target in pairs:
             cache_BK[target] = cache_BK[source]
 
+    def export_block(self, block: int) -> bytes:
+        """The block's entries; zeros with output="hash", which has none."""
+        assert self._spec is not None
+        size = self._spec.block_size
+        entries = self._cache[block * size : (block + 1) * size]
+        return entries.tobytes() if len(self._cache) else bytes(8 * size)
+
+    def import_block(self, block: int, data: bytes) -> None:
+        assert self._spec is not None
+        if len(self._cache):
+            size = self._spec.block_size
+            self._cache[block * size : (block + 1) * size] = np.frombuffer(data, dtype=np.uint64)
+
     def execute(self, batch: RuntimeBatch) -> np.ndarray:
         """float32 logits [R, V], or int64 ids [R] with output="tokens" or "hash"."""
         if self._spec is None:

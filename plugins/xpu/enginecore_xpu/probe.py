@@ -35,7 +35,7 @@ def probe(
     problem = driver_problem(facts) or torch_problem(manifest, ctx.torch_build)
     if problem is not None:
         return problem
-    details = {**(use_torch or check_torch)(), "serves": False}
+    details = (use_torch or check_torch)()
     if not details.get("count"):
         reason = f"torch {ctx.torch_build} finds no usable GPU: {details.get('error') or 'none reported'}"
         return _broken(reason, "compare with clinfo -l and sycl-ls", ProbeCause.FAILED)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from enginecore.device import BackendContext, DoctorContext, PciDevice, ProbeCause, ProbeContext, ProbeStatus
-from enginecore.errors import UnsupportedError
+from enginecore.errors import DriverMissingError
 from enginecore_xpu import plugin
 from enginecore_xpu.hardware import DRIVER_LIBRARIES, Facts, family
 from enginecore_xpu.probe import driver_problem, probe
@@ -97,10 +97,13 @@ def test_available_and_unusable(machine: Machine) -> None:
     assert "no SYCL device" in result.reason
 
 
-def test_serving_is_refused_clearly() -> None:
-    with pytest.raises(UnsupportedError, match="no kernels") as error:
+def test_a_backend_without_a_gpu_is_refused_clearly() -> None:
+    torch = pytest.importorskip("torch")
+    if torch.xpu.device_count():
+        pytest.skip("there is one")
+    with pytest.raises(DriverMissingError, match="xpu:0 does not exist") as error:
         plugin.enginecore_create_backend(BackendContext(device="xpu"))
-    assert error.value.exit_code == 8 and "--device cpu" in str(error.value)
+    assert error.value.exit_code == 5 and "enginecore devices" in str(error.value)
 
 
 def test_doctor_says_something_true_of_this_machine() -> None:

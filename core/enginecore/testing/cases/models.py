@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from enginecore.device import GraphSupport
 from enginecore.testing import tiny_models
-from enginecore.testing.case import Case, CaseContext
+from enginecore.testing.case import Case, CaseContext, FalseClaim
 from enginecore.testing.source import BackendSource
 
 if TYPE_CHECKING:
@@ -137,6 +138,15 @@ def together(trial: Trial) -> None:
         for order in (trial.everyone, trial.ctx.permutation(len(trial.prompts)), [7, 0, 4]):
             cached = trial.run(engine, list(order), f"in the order {list(order)}")
             trial.ctx.check(not any(cached), "tokens came from a prefix cache that is switched off")
+        _check_replayed(trial, engine)
+
+
+def _check_replayed(trial: Trial, engine: Engine) -> None:
+    """A device that claims graphs replays the steps of a model that is known to be captured."""
+    backend = trial.ctx.backend
+    claimed = backend.graphs is not None and backend.capabilities.graph_support is not GraphSupport.NEVER
+    if claimed and trial.path.name == "llama" and not engine.stats.graph_replays:
+        raise FalseClaim("graphs are claimed, and no step was replayed: the engine's log says why")
 
 
 def prefix_cached(trial: Trial) -> None:

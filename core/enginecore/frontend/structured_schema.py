@@ -1,0 +1,86 @@
+"""JSON schemas made ready for compilation. What is changed never lets through a value that the schema refuses.
+
+- `format` names that say nothing about the text (an annotation, by JSON Schema's rules) are dropped.
+- Integers without bounds get some, so that an answer cannot run on in digits: up to 18 of them.
+- `nullable: true`, OpenAPI's way to say so, becomes a null beside the type.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+#: The formats that the compiler enforces.
+FORMATS = frozenset({"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+MAX_INTEGER = 10**18 - 1
+
+_SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_SCHEMAS = ("items", "additionalProperties", "not")
+_BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf", "enum", "const", "$ref")
+
+
+def prepared(schema: Any) -> Any:
+    """A copy that is ready. Depth is bounded by the caller."""
+    if isinstance(schema, list):
+        return [prepared(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(schema)
+    for name in _SCHEMA_LISTS:
+        if isinstance(result.get(name), list):
+            result[name] = [prepared(each) for each in result[name]]
+    for name in _SCHEMA_MAPS:
+        if isinstance(result.get(name), dict):
+            result[name] = {key: prepared(each) for key, each in result[name].items()}
+    for name in _SCHEMAS:
+        if isinstance(result.get(name), (dict, list)):
+            result[name] = prepared(result[name])
+    if isinstance(result.get("format"), str) and result["format"] not in FORMATS:
+        del result["format"]
+    kinds = result.get("type")
+    kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
+    if "integer" in kinds and not any(name in result for name in _BOUNDS):
+        result["minimum"], result["maximum"] = -MAX_INTEGER, MAX_INTEGER
+    if result.pop("nullable", None) is True and kinds and "null" not in kinds:
+        result["type"] = [*kinds, "null"]
+        if isinstance(result.get("enum"), list) and None not in result["enum"]:
+            result["enum"] = [*result["enum"], None]
+    return result
+
+
+def closed(schema: Any) -> Any:
+    """The parameters of a tool with no members beyond those that are named, where the schema leaves that open: a model
+    that is forced to call should not make up others. Left as it is where parts of a schema are put together, since what
+    one part does not name another may."""
+    return _closed(schema) if not _has_combinations(schema) else schema
+
+
+def _has_combinations(value: Any) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_combinations, value))
+    if not isinstance(value, dict):
+        return False
+    combines = "allOf" in value or ("properties" in value and any(name in value for name in ("anyOf", "oneOf", "$ref")))
+    return combines or any(map(_has_combinations, value.values()))
+
+
+def _closed(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_closed(each) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    result = dict(schema)
+    for name in _SCHEMA_LISTS:
+        if isinstance(result.get(name), list):
+            result[name] = [_closed(each) for each in result[name]]
+    for name in _SCHEMA_MAPS:
+        if isinstance(result.get(name), dict):
+            result[name] = {key: _closed(each) for key, each in result[name].items()}
+    for name in ("items", "additionalProperties"):
+        if isinstance(result.get(name), (dict, list)):
+            result[name] = _closed(result[name])
+    properties, required = result.get("properties"), result.get("required") or []
+    named = isinstance(properties, dict) and isinstance(required, list) and set(map(str, required)) <= set(properties)
+    if named and "patternProperties" not in result:
+        result.setdefault("additionalProperties", False)
+    return result

@@ -1,0 +1,143 @@
+"""What can change a result, in one place, and a short name for it: `system_fingerprint`.
+
+Two servers with one fingerprint run the same weights, tokenizer, template, code, kernels and settings on the same kind
+of device. Where the device is batch invariant they give the same tokens for the same seeded request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from enginecore._version import __version__
+from enginecore.config import EngineConfig
+from enginecore.device.discovery import GROUP
+from enginecore.frontend.async_llm import AsyncLLM
+
+#: Weights of up to this many bytes are read whole for their hash; of larger ones as many blocks, evenly spread, and the
+#: start and end of each file. Files that differ in a few bytes only may then look the same.
+WEIGHTS_SAMPLE_BYTES = 64 * 2**20
+_BLOCK = 64 * 2**10
+_EDGE = 2**20
+
+#: Settings that say where things are or how they are called, not what comes out.
+_NOT_SETTINGS = frozenset({"model", "model_path", "served_model_name", "choices", "device", "plugin", "dtype"})
+#: Code that is hashed: what runs, and what it is compiled from.
+_CODE = frozenset({".py", ".so", ".pyd", ".dll", ".dylib", ".json", ".cpp", ".h", ".cu"})
+_LIBRARIES = ("torch", "triton", "transformers", "tokenizers", "numpy", "jinja2", "llguidance")
+
+
+def fingerprint(llm: AsyncLLM) -> dict[str, Any]:
+    """Everything that can change a result; `id` is the name of all the rest. Reads files: for a thread."""
+    config, ready = llm.config, llm.ready
+    settings = {name: value for name, value in msgspec.to_builtins(config).items() if name not in _NOT_SETTINGS}
+    facts: dict[str, Any] = {
+        "weights": weights_hash(Path(config.model_path)),
+        "tokenizer": _tokenizer_hash(llm.tokenizer),
+        "chat_template": _text_hash(llm.renderer.source or ""),
+        "dtype": config.dtype,
+        "device": {"summary": ready.device_summary, "machine": platform.machine(), "details": ready.details},
+        "batch_invariant": bool(ready.details.get("batch_invariant", False)),
+        "code": _code(config),
+        "libraries": _versions(_LIBRARIES),
+        "settings": settings,
+        "sampling_defaults": llm.defaults,
+        "seed_policy": f"requests without a seed get one from the engine's ({config.seed}) and their order of arrival; "
+        "choice i of a request has seed + i",
+    }
+    digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic", enc_hook=str)).hexdigest()
+    return {"id": f"fp_{digest[:20]}", "object": "fingerprint", **facts}
+
+
+def weights_hash(path: Path) -> dict[str, str]:
+    """A hash of a model's files, and whether all of their bytes are in it."""
+    files = [path] if path.is_file() else sorted(each for each in _weight_files(path))
+    sizes = [file.stat().st_size for file in files]
+    whole = sum(sizes) <= WEIGHTS_SAMPLE_BYTES
+    state = hashlib.sha256()
+    for file, size in zip(files, sizes, strict=True):
+        state.update(f"{'' if file == path else file.name}\0{size}\0".encode())
+        share = size if whole else WEIGHTS_SAMPLE_BYTES * size // sum(sizes)
+        _add_file(state, file, size, share)
+    return {"sha256": state.hexdigest(), "method": "whole" if whole else "sampled"}
+
+
+def _weight_files(path: Path) -> Iterable[Path]:
+    if not path.is_dir():
+        return []
+    named = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "config.json")
+    return {file for pattern in named for file in path.glob(pattern) if file.is_file()}
+
+
+def _add_file(state: Any, file: Path, size: int, share: int) -> None:
+    with open(file, "rb") as stream:
+        if share >= size:
+            for block in iter(lambda: stream.read(2**20), b""):
+                state.update(block)
+            return
+        state.update(stream.read(_EDGE))
+        count = max(1, share // _BLOCK)
+        for index in range(count):
+            stream.seek(index * (size - _BLOCK) // count)
+            state.update(stream.read(_BLOCK))
+        stream.seek(max(0, size - _EDGE))
+        state.update(stream.read(_EDGE))
+
+
+def _text_hash(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _tokenizer_hash(tokenizer: Any) -> str:
+    serialized = getattr(tokenizer, "serialized", None)
+    if serialized is None:  # one that is not from a file
+        pieces = [bytes(tokenizer.token_bytes(token)) for token in range(tokenizer.vocab_size)]
+        return hashlib.sha256(b"\0".join(pieces)).hexdigest()
+    return _text_hash(serialized())
+
+
+def _code(config: EngineConfig) -> dict[str, Any]:
+    """Version and hash of the engine's own code and of the plugin's, kernels included."""
+    found = {"enginecore": {"version": __version__, "sha256": package_hash("enginecore")}}
+    plugin = config.plugin.partition(" ")[0]
+    for entry in metadata.entry_points(group=GROUP):
+        if entry.dist is not None and entry.dist.name == plugin:
+            found[plugin] = {"version": entry.dist.version, "sha256": package_hash(entry.module.partition(".")[0])}
+    for package in ("enginecore_triton",):  # kernels that several plugins use
+        if package not in found and importlib.util.find_spec(package) is not None:
+            found[package] = {"version": "", "sha256": package_hash(package)}
+    return found
+
+
+@functools.cache
+def package_hash(package: str) -> str:
+    """A hash over a package's code, found without importing it; "" when it is not there."""
+    spec = importlib.util.find_spec(package)
+    state = hashlib.sha256()
+    for root in (spec.submodule_search_locations or ()) if spec is not None else ():
+        for folder, folders, names in os.walk(root):
+            folders[:] = sorted(name for name in folders if name != "__pycache__")
+            for name in sorted(names):
+                file = Path(folder, name)
+                if file.suffix in _CODE:
+                    state.update(str(file.relative_to(root)).encode() + b"\0")
+                    state.update(hashlib.sha256(file.read_bytes()).digest())
+    return state.hexdigest() if spec is not None else ""
+
+
+def _versions(names: Iterable[str]) -> dict[str, str]:
+    found = {"python": platform.python_version()}
+    for name in names:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    return found

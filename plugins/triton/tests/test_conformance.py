@@ -1,0 +1,33 @@
+"""A selection of the conformance kit's first level over the kernels, on the host's tensors, under the interpreter."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from enginecore.testing import BackendSource, Outcome
+from enginecore.testing.cases import all_cases, select
+from enginecore.testing.runner import Runner, groups
+
+SOURCE = BackendSource(factory=f"{Path(__file__).with_name('interpreted.py')}:make")
+CASES = (
+    "L1/attention/output_buffer",
+    "L1/attention/padded_step",
+    "L1/attention/wild_table_entries",
+    "L1/attention/neighbours_do_not_mix",
+    "L1/reshape_and_cache/",
+    "L1/copy_blocks/",
+    "L1/swap_blocks/",
+    "L1/rms_norm/",
+    "L1/rotary_embedding/",
+    "L1/silu_and_mul/",
+)
+
+
+def test_the_kit_passes() -> None:
+    chosen = select(all_cases(), only=",".join(CASES))
+    with Runner(SOURCE, timeout=300) as runner:
+        results = [result for group in groups(chosen) for result in runner.run_group(group)]
+    assert [f"{r.case_id}: {r.message}" for r in results if not r.outcome.ok] == []
+    passed = {r.case_id for r in results if r.outcome is Outcome.PASS}
+    ops = {case_id.split("/")[1] for case_id in passed}
+    assert ops >= {"attention", "rms_norm", "rotary_embedding", "silu_and_mul"}, "declared unsupported is no pass"

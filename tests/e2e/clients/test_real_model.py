@@ -1,0 +1,121 @@
+"""The official clients and the real model: what they parse into their types, plain or as a stream, is the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+
+from tests.e2e.clients.conftest import KEY
+from tests.serving import MODEL_NAME, ServerProcess
+
+HELLO: list[Any] = [{"role": "user", "content": "Hello, who are you?"}]
+MESSAGE: dict[str, Any] = {"model": MODEL_NAME, "max_tokens": 16, "messages": HELLO, "extra_body": {"temperature": 0}}
+
+
+@pytest.fixture(scope="module")
+def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=60) as client:
+        yield client
+
+
+def test_messages(claude: anthropic.Anthropic, server: ServerProcess) -> None:
+    """Plainly, as a stream and through OpenAI's route, the model says the same."""
+    plain = claude.messages.create(**MESSAGE)
+    with claude.messages.stream(**MESSAGE) as stream:
+        texts = list(stream.text_stream)
+        whole = stream.get_final_message()
+    assert plain.content[0].type == "text" and len(texts) > 5
+    assert "".join(texts) == plain.content[0].text == whole.content[0].text  # type: ignore[union-attr]
+    assert plain.stop_reason == whole.stop_reason == "max_tokens" and plain.usage == whole.usage
+    assert claude.messages.count_tokens(model=MODEL_NAME, messages=HELLO).input_tokens == plain.usage.input_tokens
+    chat = {"model": MODEL_NAME, "messages": HELLO, "max_tokens": 16, "temperature": 0}
+    answer = server.post("/v1/chat/completions", chat, headers={"x-api-key": KEY}).json()
+    assert answer["choices"][0]["message"]["content"] == plain.content[0].text
+    assert answer["usage"]["prompt_tokens"] == plain.usage.input_tokens
+
+
+def test_messages_with_a_stop_sequence_and_a_prefill(claude: anthropic.Anthropic) -> None:
+    text: str = claude.messages.create(**MESSAGE).content[0].text  # type: ignore[union-attr]
+    stop = text[8:12]
+    cut = claude.messages.create(**MESSAGE, stop_sequences=[stop, "never"])
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
+    assert cut.content[0].text == text.split(stop)[0]  # type: ignore[union-attr]
+    prefill = {**MESSAGE, "messages": [*HELLO, {"role": "assistant", "content": text[:20]}], "max_tokens": 5}
+    more: str = claude.messages.create(**prefill).content[0].text  # type: ignore[union-attr]
+    assert more and not text.startswith(more), "it goes on from the prefill, and does not repeat it"
+
+
+def test_messages_tell_what_the_cache_held(claude: anthropic.Anthropic) -> None:
+    system: list[Any] = [{"type": "text", "text": "Be brief. " * 30, "cache_control": {"type": "ephemeral"}}]
+    first = claude.messages.create(**MESSAGE, system=system).usage
+    again = claude.messages.create(**MESSAGE, system=system).usage
+    assert (first.cache_read_input_tokens or 0) < 32 and (first.cache_creation_input_tokens or 0) > 60
+    assert (again.cache_read_input_tokens or 0) > 60 and again.cache_creation_input_tokens == 0
+
+
+def test_messages_errors_are_typed(claude: anthropic.Anthropic) -> None:
+    cases: tuple[tuple[dict[str, Any], type[anthropic.APIStatusError]], ...] = (
+        ({"max_tokens": 0}, anthropic.BadRequestError),
+        ({"messages": [{"role": "user", "content": "x " * 5000}]}, anthropic.BadRequestError),
+        ({"model": "other"}, anthropic.NotFoundError),
+    )
+    for change, kind in cases:
+        with pytest.raises(kind) as caught:
+            claude.messages.create(**{**MESSAGE, **change})
+        assert caught.value.request_id and caught.value.type in ("invalid_request_error", "not_found_error")
+
+
+@pytest.fixture(scope="module")
+def gpt(server: ServerProcess) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key=KEY, max_retries=0, timeout=60) as client:
+        yield client
+
+
+RESPONSE: dict[str, Any] = {"model": MODEL_NAME, "max_output_tokens": 16, "temperature": 0}
+
+
+def test_responses(gpt: openai.OpenAI, server: ServerProcess) -> None:
+    plain = gpt.responses.create(**RESPONSE, input="Hello, who are you?")
+    with gpt.responses.stream(**RESPONSE, input=HELLO) as stream:
+        deltas = [event.delta for event in stream if event.type == "response.output_text.delta"]
+    assert plain.status == "incomplete" and plain.incomplete_details is not None
+    assert plain.incomplete_details.reason == "max_output_tokens" and len(deltas) > 5
+    assert "".join(deltas) == plain.output_text
+    chat = {"model": MODEL_NAME, "messages": HELLO, "max_tokens": 16, "temperature": 0}
+    answer = server.post("/v1/chat/completions", chat, headers={"x-api-key": KEY}).json()
+    assert answer["choices"][0]["message"]["content"] == plain.output_text
+    assert plain.usage is not None and plain.usage.input_tokens == answer["usage"]["prompt_tokens"]
+
+
+def test_responses_are_kept_and_continued(gpt: openai.OpenAI) -> None:
+    first = gpt.responses.create(**RESPONSE, input="My name is Ada.", instructions="Be brief.")
+    assert gpt.responses.retrieve(first.id).output_text == first.output_text
+    second = gpt.responses.create(**RESPONSE, input="What is my name?", previous_response_id=first.id)
+    items = gpt.responses.input_items.list(second.id, order="asc").data
+    assert [item.type for item in items] == ["message"] * 3
+    turns = ({"role": "user", "content": text} for text in ("My name is Ada.", "What is my name?"))
+    again = gpt.responses.create(**RESPONSE, input=[next(turns), *first.output, next(turns)])  # type: ignore[list-item]
+    assert again.output_text == second.output_text, "its own output, sent back by the client, is the same conversation"
+    gpt.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        gpt.responses.retrieve(first.id)
+
+
+def test_a_response_in_the_background(gpt: openai.OpenAI) -> None:
+    long = {**RESPONSE, "max_output_tokens": 900, "extra_body": {"ignore_eos": True}}
+    started = gpt.responses.create(**long, input="Count.", background=True)
+    assert started.status == "queued"
+    events = gpt.responses.retrieve(started.id, stream=True)
+    kinds = []
+    for event in events:
+        kinds.append(event.type)
+        if event.type == "response.output_text.delta":
+            break
+    events.close()
+    assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
+    cancelled = gpt.responses.cancel(started.id)
+    assert cancelled.status == "cancelled" and cancelled.output_text
