@@ -34,8 +34,12 @@ async def both(server: Any, **body: Any) -> dict[str, Any]:
     stream = await server.post(PATH, **{**GOOD, **body}, stream=True)
     assert stream.headers["content-type"].startswith("text/event-stream")
     answer, streamed = check_message(plain.json()), check_message_stream(stream.text)
-    assert {**answer, "id": ""} == {**streamed, "id": ""}
+    assert without_ids(answer) == without_ids(streamed)
     return answer
+
+
+def without_ids(answer: dict[str, Any]) -> dict[str, Any]:
+    return {**answer, "id": "", "content": [{**block, "id": ""} for block in answer["content"]]}
 
 
 async def test_text_and_the_reasons_to_stop() -> None:
@@ -94,6 +98,39 @@ async def test_the_prompt() -> None:
         assert prompt_of(server) == want + "<assistant>|So far ", "a prefill goes on without an end of turn"
 
 
+TOOLS = [{"name": "f", "input_schema": {"type": "object"}}]
+#: By its marks the way to think and to call is known.
+MARKED = ToyTokenizer.chat_template + "{# <think> </think> <tool_call> #}"
+CALL = '<tool_call>\n{"name": "f", "arguments": {"x": "é\\"😀", "y": [1]}}\n</tool_call>'
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 5])
+async def test_thinking_and_calls(tokens_per_step: int) -> None:
+    said = f"<think>Let me see</think>I call{CALL}{CALL}"
+    engine_args = EngineArgs(chat_template=MARKED)
+    async with running(saying(said), tokens_per_step=tokens_per_step, engine_args=engine_args, **ROOM) as server:
+        answer = await both(server, tools=TOOLS, max_tokens=300, thinking={"type": "enabled", "budget_tokens": 99})
+        kinds = [block["type"] for block in answer["content"]]
+        assert kinds == ["thinking", "text", "tool_use", "tool_use"] and answer["stop_reason"] == "tool_use"
+        assert answer["content"][0]["thinking"] == "Let me see" and answer["content"][1]["text"] == "I call"
+        assert answer["content"][3]["input"] == {"x": 'é"😀', "y": [1]} and answer["content"][3]["name"] == "f"
+        assert answer["content"][2]["id"] != answer["content"][3]["id"]
+        assert server.engine.requests[0].thinking.budget == 99
+        one = {"type": "auto", "disable_parallel_tool_use": True}
+        answer = await both(server, tools=TOOLS, tool_choice=one, max_tokens=300)
+        assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use"]
+        answer = await both(server, tools=TOOLS, tool_choice={"type": "none"}, max_tokens=300)
+        assert [block["type"] for block in answer["content"]] == ["thinking", "text"], "none is none"
+
+
+async def test_a_call_that_is_cut_off_is_not_said_to_be_whole() -> None:
+    async with running(saying(CALL), engine_args=EngineArgs(chat_template=MARKED), **ROOM) as server:
+        plain = await server.post(PATH, **{**GOOD, "max_tokens": 55}, tools=TOOLS)
+        answer = check_message(plain.json())
+        assert answer["stop_reason"] == "max_tokens" and answer["content"][0]["type"] == "tool_use"
+        assert set(answer["content"][0]["input"]) <= {"x"}
+
+
 async def test_counted_tokens_are_those_of_the_prompt() -> None:
     async with running(parrot) as server:
         fields: dict[str, Any] = {"messages": HI, "system": "be nice", "model": "toy"}
@@ -115,6 +152,7 @@ async def test_cache_control_and_its_figures() -> None:
         head = len(ToyTokenizer().encode("<|start|>system\n" + long))
         assert usage["cache_creation_input_tokens"] == head - head % 16 > 90, "whole blocks before the mark"
         assert usage["cache_creation"]["ephemeral_1h_input_tokens"] == usage["cache_creation_input_tokens"]
+        assert server.engine.requests[0].pin_prefix == (usage["cache_creation_input_tokens"], 3600)
         assert server.engine.requests[0].pin_prefix == (usage["cache_creation_input_tokens"], 3600.0)
         total = len(server.engine.requests[0].prompt_token_ids)
         assert usage["input_tokens"] == total - usage["cache_creation_input_tokens"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from typing import Any
 
 import httpx2
@@ -17,6 +18,7 @@ from tests.server.checkers import check_error
 from tests.server.fake_engine import parrot, running, saying
 from tests.server.message_checker import parse_named_events
 from tests.server.response_checker import check_response, check_response_stream, same_response
+from tests.server.test_messages import CALL, MARKED
 
 PATH = "/v1/responses"
 ROLES = "{% for m in messages %}<{{ m.role }}>{{ m.reasoning_content or '' }}|{{ m.content }}"
@@ -80,6 +82,30 @@ async def test_the_prompt() -> None:
         assert prompt_of(server) == want + "<go>"
         counted = await server.post(f"{PATH}/input_tokens", input=items, instructions="S")
         assert counted.json()["input_tokens"] == len(server.engine.requests[-1].prompt_token_ids)
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 5])
+async def test_reasoning_and_calls(tokens_per_step: int) -> None:
+    said = f"<think>Let me see</think>I call{CALL}{CALL}"
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    engine_args = EngineArgs(chat_template=MARKED)
+    async with running(
+        saying(said), tokens_per_step=tokens_per_step, engine_args=engine_args, max_model_len=512
+    ) as server:
+        answer = await both(server, tools=tools)
+        kinds = [item["type"] for item in answer["output"]]
+        assert kinds == ["reasoning", "message", "function_call", "function_call"] and answer["status"] == "completed"
+        assert answer["output"][0]["content"] == [{"type": "reasoning_text", "text": "Let me see"}]
+        assert json.loads(answer["output"][3]["arguments"]) == {"x": 'é"😀', "y": [1]}
+        assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == len(ToyTokenizer().encode("Let me see"))
+        assert len((await both(server, tools=tools, parallel_tool_calls=False))["output"]) == 3
+        await both(server, tools=tools, tool_choice="none", reasoning={"effort": "none"})
+        assert server.engine.requests[-1].thinking.budget == 0
+        cut = await both(server, tools=tools, max_output_tokens=100)
+        assert [item["status"] for item in cut["output"]] == ["completed"] * 3 + ["incomplete"]
+        form = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}
+        await both(server, text=form)
+        assert server.engine.requests[-1].grammar
 
 
 async def test_a_conversation_goes_on() -> None:

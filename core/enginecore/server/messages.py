@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -14,6 +14,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from enginecore.frontend.input_processor import PreparedRequest
+from enginecore.frontend.tools.answer import PlannedAnswer
 from enginecore.server.body import check_fields, checked, convert, read_object
 from enginecore.server.errors import ApiError
 from enginecore.server.generation import json_response
@@ -52,7 +53,7 @@ logger = logging.getLogger("enginecore.server")
 _MARK = "\ue0f6\ue0f7\ue0f6"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class _Job:
     turn: Turn
     chat: Conversation
@@ -67,8 +68,9 @@ async def messages(state: ServerState, request: Request) -> Response | ASGIApp:
         job = await unless_gone(request, state.llm.off_loop(_prepare, turn, chat))
         if not turn.body.stream:
             output = await whole_output(request, turn, job.prompt, submitted)
-            answer = _answer(job)
-            answer.take(output, turn.parser(job.prompt).feed(output.outputs[0]))
+            parser = turn.parser(job.prompt)
+            answer = _answer(job, parser)
+            answer.take(output, parser.feed(output.outputs[0]))
             return json_response(answer.body())
         return await _stream(request, job, submitted)
 
@@ -96,7 +98,8 @@ def _prepare(turn: Turn, chat: Conversation) -> _Job:
     if chat.breakpoint is None:
         return _Job(turn, chat, prompt, Cached())
     tokens = _tokens_before(turn, chat.breakpoint, prompt)
-    prompt = replace(prompt, pin_prefix=(tokens, float(TTL_SECONDS[chat.breakpoint.ttl])))
+    if tokens:
+        prompt = dataclasses.replace(prompt, pin_prefix=(tokens, float(TTL_SECONDS[chat.breakpoint.ttl])))
     return _Job(turn, chat, prompt, Cached(asked=True, tokens=tokens, ttl=chat.breakpoint.ttl))
 
 
@@ -121,12 +124,13 @@ def _tokens_before(turn: Turn, point: Breakpoint, prompt: PreparedRequest) -> in
     return same - same % llm.config.block_size
 
 
-def _answer(job: _Job) -> Answer:
-    return Answer(f"msg_{job.turn.request_id}", job.turn.state.model_name, job.prompt, job.cached)
+def _answer(job: _Job, parser: PlannedAnswer) -> Answer:
+    return Answer(f"msg_{job.turn.request_id}", job.turn.state.model_name, job.prompt, job.cached, parser.call_id)
 
 
 async def _stream(request: Request, job: _Job, submitted: Callable[[], None]) -> EventStream:
-    answer, events, parser = _answer(job), BlockEvents(), job.turn.parser(job.prompt)
+    parser = job.turn.parser(job.prompt)
+    answer, events = _answer(job, parser), BlockEvents(parser.call_id)
 
     async def generate() -> AsyncGenerator[bytes, None]:
         stream = outputs(job.turn, job.prompt, submitted, whole=False)

@@ -226,6 +226,7 @@ def convert_settings(body: CountTokensRequest) -> dict[str, Any]:
         raise ParameterError("thinking.type must be enabled, disabled or adaptive", param="thinking.type")
     if kind in ("enabled", "disabled"):
         kwargs.setdefault("enable_thinking", kind == "enabled")
+        chat["thinking_token_budget"] = thinking.get("budget_tokens") if kind == "enabled" else 0
     budget = thinking.get("budget_tokens")
     if kind == "enabled" and (type(budget) is not int or budget < 1):
         raise ParameterError("thinking.budget_tokens must be a positive integer", param="thinking.budget_tokens")

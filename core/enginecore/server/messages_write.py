@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,7 +30,10 @@ class Cached:
 class Answer:
     """The message that pieces add up to."""
 
-    def __init__(self, answer_id: str, model: str, prompt: PreparedRequest, cached: Cached) -> None:
+    def __init__(
+        self, answer_id: str, model: str, prompt: PreparedRequest, cached: Cached, call_id: Callable[[], str]
+    ) -> None:
+        self._call_id = call_id
         self._id, self._model, self._prompt, self._cached = answer_id, model, prompt, cached
         self._output: RequestOutput | None = None
         self._blocks: list[tuple[str, list[str]]] = []
@@ -113,7 +115,7 @@ class Answer:
         for kind, parts in self._blocks:
             text = "".join(parts)
             if kind == "arguments":
-                content.append(tool_use(next(names), arguments_object(text)))
+                content.append(tool_use(self._call_id(), next(names), arguments_object(text)))
             elif kind == "reasoning":
                 content.append({"type": "thinking", "thinking": text, "signature": ""})
             elif text:
@@ -121,9 +123,11 @@ class Answer:
         return self._message(content, self._reason())
 
 
-def tool_use(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
-    """A block that calls a tool."""
-    return {"type": "tool_use", "id": f"toolu_{uuid.uuid4().hex[:24]}", "name": name, "input": arguments}
+def tool_use(call_id: str, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """A block that calls a tool. Its id is called as at Anthropic, unless the model's template wants short ones."""
+    if call_id.startswith("call_"):
+        call_id = "toolu_" + call_id.removeprefix("call_")
+    return {"type": "tool_use", "id": call_id, "name": name, "input": arguments}
 
 
 _STARTS: dict[str, dict[str, Any]] = {
@@ -141,14 +145,15 @@ _DELTA_EVENT = b'event: content_block_delta\ndata: {"type":"content_block_delta"
 class BlockEvents:
     """The events of the blocks. A block is opened by the first piece of its kind and closed by one of another."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_id: Callable[[], str]) -> None:
+        self._call_id = call_id
         self._index = -1
         self._kind: str | None = None
 
     def piece(self, piece: Piece) -> bytes:
         """What to send for a piece."""
         if piece.kind == "call":
-            return self._open("arguments", tool_use(piece.text, {}))
+            return self._open("arguments", tool_use(self._call_id(), piece.text, {}))
         if not piece.text:
             return b""
         start = b"" if piece.kind == self._kind else self._open(piece.kind, _STARTS[piece.kind])

@@ -20,7 +20,6 @@ from starlette.types import ASGIApp
 from enginecore.errors import ParameterError
 from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.outputs import RequestOutput
-from enginecore.frontend.tools.answer import PlannedAnswer
 from enginecore.server.body import check_fields, checked, convert, read_object
 from enginecore.server.errors import ApiError, as_api_error
 from enginecore.server.generation import json_response
@@ -94,7 +93,10 @@ def _check(state: ServerState, raw: dict[str, Any], request: Request) -> _Job:
         if not earlier.ended:
             raise ParameterError("the previous response has not ended", param=param)
         items = [*earlier.items, *earlier.response["output"], *items]
-    fields = extra_fields(raw) | convert_tools(body) | convert_settings(body)
+    settings = convert_settings(body)
+    if "chat_template_kwargs" in settings:
+        settings["chat_template_kwargs"] |= raw.get("chat_template_kwargs") or {}
+    fields = extra_fields(raw) | convert_tools(body) | settings
     fields["messages"] = to_messages(items, body.instructions)
     return _Job(check_turn(state, request, fields), body, items, owner)
 
@@ -144,13 +146,14 @@ class _Run:
         self._job, self._prompt, self._submitted = job, prompt, submitted
         self._state = job.turn.state
         response = response_object(job.turn, job.body, _response_id(self._state, job.turn.request_id))
-        self._writer = ResponseWriter(job.turn, response)
+        self._parser = job.turn.parser(prompt)
+        self._writer = ResponseWriter(job.turn, response, self._parser.call_id)
 
-    def _take(self, parser: PlannedAnswer, output: RequestOutput) -> bytes:
+    def _take(self, output: RequestOutput) -> bytes:
         body = self._job.turn.body
         news = []
         for choice in output.outputs:
-            pieces = parser.feed(choice)
+            pieces = self._parser.feed(choice)
             logprobs: list[dict[str, Any]] = []
             if body.logprobs and all(piece.kind == "text" for piece in pieces):
                 table, top = self._state.llm.table, body.top_logprobs or 0
@@ -160,11 +163,10 @@ class _Run:
 
     async def _events(self, *, whole: bool) -> AsyncGenerator[bytes, None]:
         """Groups of events, from the engine's first output on."""
-        parser = self._job.turn.parser(self._prompt)
         stream = outputs(self._job.turn, self._prompt, self._submitted, whole=whole)
         async with contextlib.aclosing(stream):
             async for output in stream:
-                news = self._take(parser, output)
+                news = self._take(output)
                 if news:
                     yield news
         yield self._writer.finish()

@@ -209,7 +209,10 @@ def convert_settings(body: ResponsesRequest) -> dict[str, Any]:
     if effort is not None:
         if not isinstance(effort, str):
             raise ParameterError("reasoning.effort must be a string", param="reasoning.effort")
-        chat["reasoning_effort"] = effort
+        if effort == "none":
+            chat |= {"thinking_token_budget": 0, "chat_template_kwargs": {"enable_thinking": False}}
+        else:
+            chat["reasoning_effort"] = effort
     return chat
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from enginecore.frontend.outputs import RequestOutput
@@ -56,8 +56,9 @@ def response_object(turn: Turn, body: ResponsesRequest, response_id: str) -> dic
 class ResponseWriter:
     """Grows `response` by pieces. Every method returns the events that tell of it; a plain answer drops them."""
 
-    def __init__(self, turn: Turn, response: dict[str, Any]) -> None:
+    def __init__(self, turn: Turn, response: dict[str, Any], call_id: Callable[[], str]) -> None:
         self.response = response
+        self._call_id = call_id
         self._turn = turn
         self._sequence = 0
         self._item: dict[str, Any] | None = None
@@ -137,7 +138,7 @@ class ResponseWriter:
         return news + self._event("response.content_part.added", **place, part=self._part(kind, ""))
 
     def _open_call(self, name: str) -> bytes:
-        item = {"id": new_id("fc"), "type": "function_call", "status": "in_progress", "call_id": new_id("call"),
+        item = {"id": new_id("fc"), "type": "function_call", "status": "in_progress", "call_id": self._call_id(),
                 "name": name, "arguments": ""}  # fmt: skip
         news, index = self._open("arguments", item)
         self._delta_head = self._head("function_call_arguments", index, b"")

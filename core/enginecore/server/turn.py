@@ -33,6 +33,7 @@ EXTRA_FIELDS = (
     "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed", "stop_token_ids", "bad_words",
     "include_stop_str_in_output", "ignore_eos", "min_tokens", "skip_special_tokens", "truncate_prompt_tokens",
     "logit_bias", "allowed_token_ids", "cache_salt", "skip_reading_prefix_cache", "priority", "chat_template_kwargs",
+    "structured_outputs",
 )  # fmt: skip
 
 
@@ -55,6 +56,9 @@ class Turn:
 
 def check_turn(state: ServerState, request: Request, chat: dict[str, Any]) -> Turn:
     """The turn that a chat request's fields ask for. ParameterError for what is wrong with them."""
+    thought = state.dialect.reasoning
+    if thought is None or (thought.layout == "harmony" and chat.get("thinking_token_budget") == 0):
+        chat = {**chat, "thinking_token_budget": None}  # there is no thinking to bound
     body = convert({name: value for name, value in chat.items() if value is not None}, ChatRequest)
     params, asked = chat_params(body, state.llm.defaults, state.llm.config.max_logprobs)
     return Turn(state, request.state.request_id, request.state.tally, body, params, asked, plan_of(state, body, params))
