@@ -1,6 +1,7 @@
 """JSON schemas made ready for compilation. What is changed never lets through a value that the schema refuses.
 
-- `format` names that say nothing about the text (an annotation, by JSON Schema's rules) are dropped.
+- `format` names that say nothing about the text (an annotation, by JSON Schema's rules) are dropped. Those that can run
+  on, or whose compiled form lets through what a calendar does not have, become patterns of bounded length.
 - Integers without bounds get some, so that an answer cannot run on in digits: up to 18 of them.
 - `nullable: true`, OpenAPI's way to say so, becomes a null beside the type.
 """
@@ -9,8 +10,31 @@ from __future__ import annotations
 
 from typing import Any
 
-#: The formats that the compiler enforces.
-FORMATS = frozenset({"date", "date-time", "time", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+_LEAP_YEAR = "(?:[12][0-9](?:0[48]|[2468][048]|[13579][26])|(?:1[26]|2[048])00)"
+_DATE = (
+    "(?:[12][0-9]{3}-(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
+    f"|02-(?:0[1-9]|1[0-9]|2[0-8]))|{_LEAP_YEAR}-02-29)"
+)
+_TIME = r"(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\.[0-9]{1,6})?(?:Z|[+-](?:0[0-9]|1[0-3]):[0-5][0-9])"
+_LABEL = "[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?"
+_HOST = rf"{_LABEL}(?:\.{_LABEL}){{0,4}}"
+
+#: Formats that are enforced: by a pattern, or by the compiler itself (None).
+FORMATS: dict[str, str | None] = {
+    "date": _DATE,
+    "time": _TIME,
+    "date-time": f"{_DATE}T{_TIME}",
+    "email": rf"[A-Za-z0-9_+-]{{1,32}}(?:\.[A-Za-z0-9_+-]{{1,16}}){{0,2}}@{_LABEL}(?:\.{_LABEL}){{1,3}}",
+    "hostname": _HOST,
+    "uri": (
+        rf"[a-z][a-z0-9+.-]{{1,15}}://{_HOST}(?::[1-9][0-9]{{0,3}})?(?:/[A-Za-z0-9._~-]{{0,40}}){{0,6}}"
+        r"(?:\?[A-Za-z0-9._~=&+-]{0,80})?(?:#[A-Za-z0-9._~-]{0,40})?"
+    ),
+    "duration": r"P(?:[1-9][0-9]{0,3}[YMWD]|T[1-9][0-9]{0,3}[HMS])",
+    "ipv4": None,
+    "ipv6": None,
+    "uuid": None,
+}
 MAX_INTEGER = 10**18 - 1
 
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -35,8 +59,7 @@ def prepared(schema: Any) -> Any:
     for name in _SCHEMAS:
         if isinstance(result.get(name), (dict, list)):
             result[name] = prepared(result[name])
-    if isinstance(result.get("format"), str) and result["format"] not in FORMATS:
-        del result["format"]
+    _prepare_format(result)
     kinds = result.get("type")
     kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
     if "integer" in kinds and not any(name in result for name in _BOUNDS):
@@ -46,6 +69,17 @@ def prepared(schema: Any) -> Any:
         if isinstance(result.get("enum"), list) and None not in result["enum"]:
             result["enum"] = [*result["enum"], None]
     return result
+
+
+def _prepare_format(node: dict[str, Any]) -> None:
+    name = node.get("format")
+    if not isinstance(name, str):
+        return
+    if name not in FORMATS:
+        del node["format"]
+    elif FORMATS[name] is not None and "pattern" not in node:
+        del node["format"]
+        node["pattern"] = f"^(?:{FORMATS[name]})$"
 
 
 def closed(schema: Any) -> Any:
