@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
 import anthropic
 import openai
+import pydantic
 import pytest
 
 from tests.e2e.clients.conftest import KEY
@@ -119,3 +121,84 @@ def test_a_response_in_the_background(gpt: openai.OpenAI) -> None:
     assert kinds[:3] == ["response.created", "response.queued", "response.in_progress"]
     cancelled = gpt.responses.cancel(started.id)
     assert cancelled.status == "cancelled" and cancelled.output_text
+
+
+WEATHER: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "maxLength": 20},
+        "days": {"type": "integer", "minimum": 1, "maximum": 9},
+    },
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+ASK = "What will the weather be in Rome for three days?"
+
+
+def check_weather(given: Any) -> None:
+    assert set(given) == {"city", "days"} and isinstance(given["city"], str) and 1 <= given["days"] <= 9
+
+
+def test_a_call_through_each_client(claude: anthropic.Anthropic, gpt: openai.OpenAI) -> None:
+    """The call is forced, so that it is valid whatever the model thinks, plainly and as a stream."""
+    message: dict[str, Any] = {
+        "model": MODEL_NAME, "max_tokens": 200, "messages": [{"role": "user", "content": ASK}],
+        "tools": [{"name": "weather", "input_schema": WEATHER}],
+        "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
+        "extra_body": {"temperature": 1, "seed": 7},
+    }  # fmt: skip
+    plain = claude.messages.create(**message)
+    with claude.messages.stream(**message) as stream:
+        fragments = [event.partial_json for event in stream if event.type == "input_json"]
+        whole = stream.get_final_message()
+    block = plain.content[-1]
+    assert plain.stop_reason == whole.stop_reason == "tool_use" and block.type == "tool_use"
+    check_weather(block.input)
+    assert len(fragments) > 2 and json.loads("".join(fragments)) == block.input == whole.content[-1].input  # type: ignore[union-attr]
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
+    told = claude.messages.create(**{
+        **message, "messages": [*message["messages"], {"role": "assistant", "content": plain.content},
+                                {"role": "user", "content": [result]}], "tool_choice": {"type": "none"},
+    })  # fmt: skip
+    assert [each.type for each in told.content] == ["text"]
+
+    tool: Any = {"type": "function", "name": "weather", "parameters": WEATHER, "strict": True}
+    response: dict[str, Any] = {
+        "model": MODEL_NAME, "input": ASK, "tools": [tool], "tool_choice": "required", "temperature": 1,
+        "parallel_tool_calls": False,
+        "extra_body": {"seed": 7},
+    }  # fmt: skip
+    answer = gpt.responses.create(**response)
+    with gpt.responses.stream(**response) as events:
+        deltas = [event.delta for event in events if event.type == "response.function_call_arguments.delta"]
+        final = events.get_final_response()
+    call, same = answer.output[-1], final.output[-1]
+    assert call.type == same.type == "function_call" and call.arguments == same.arguments == "".join(deltas)
+    check_weather(json.loads(call.arguments))
+    output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    follow_up = gpt.responses.create(**RESPONSE, input=[output], previous_response_id=answer.id)
+    assert follow_up.output_text
+
+    chat = gpt.chat.completions.create(
+        model=MODEL_NAME, messages=[{"role": "user", "content": ASK}], tool_choice="required", seed=7,
+        parallel_tool_calls=False,
+        tools=[{"type": "function", "function": {"name": "weather", "parameters": WEATHER}}],
+    )  # fmt: skip
+    assert chat.choices[0].finish_reason == "tool_calls" and chat.choices[0].message.tool_calls is not None
+    made = chat.choices[0].message.tool_calls[0]
+    assert made.type == "function" and json.loads(made.function.arguments) == json.loads(call.arguments)
+
+
+class Person(pydantic.BaseModel):
+    name: str
+    age: int
+
+
+def test_parsed_answers(gpt: openai.OpenAI) -> None:
+    """The client's own classes as the form of an answer."""
+    limits: dict[str, Any] = {"model": MODEL_NAME, "temperature": 0}
+    parsed = gpt.responses.parse(**limits, max_output_tokens=100, input="Ada is 36.", text_format=Person)
+    assert isinstance(parsed.output_parsed, Person)
+    messages: list[Any] = [{"role": "user", "content": "Ada is 36."}]
+    chat = gpt.chat.completions.parse(**limits, max_tokens=100, messages=messages, response_format=Person)
+    assert chat.choices[0].message.parsed == parsed.output_parsed
