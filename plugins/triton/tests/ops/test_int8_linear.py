@@ -10,9 +10,7 @@ from enginecore_triton.ops import int8_linear
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-@pytest.mark.parametrize(
-    ("outputs", "inputs", "rows", "cores"), [(80, 384, 1, 64), (40, 200, 20, 1), (64, 128, 70, 1)]
-)
+@pytest.mark.parametrize(("outputs", "inputs", "rows", "cores"), [(80, 384, 1, 64), (40, 200, 20, 1), (64, 128, 70, 1)])
 def test_product(outputs, inputs, rows, cores, dtype):
     generator = torch.Generator().manual_seed(inputs)
     values = torch.randint(-128, 128, (outputs, inputs), generator=generator, dtype=torch.int8)
