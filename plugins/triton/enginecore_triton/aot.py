@@ -115,8 +115,15 @@ def run_job(job: Job) -> Outcome:
         outcome = replace(outcome, registers=registers, spills=spills, shared=compiled.metadata.shared)
         problem = problem_of(outcome, target)
     except Exception as error:  # whatever the compiler raises is the result of this job, not the end of the others
-        problem = f"{type(error).__name__}: {error}"
+        problem = reason_of(error)
     return replace(outcome, problem=problem, seconds=round(time.monotonic() - started, 2))
+
+
+def reason_of(error: BaseException) -> str:
+    """The innermost cause in one line: the outer ones only quote the callers."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(f"{type(error).__name__}: {error}".split())
 
 
 def compile_for(case: AotCase, config: Config, target: Target) -> Any:

@@ -58,11 +58,6 @@ class AttentionCall:
         """Token and head of the query; block, side and head of the cache; row of the block table."""
         return (*self.query.stride()[:2], *self.cache.stride()[:3], self.block_table.stride(0))
 
-    @property
-    def precision(self) -> str:
-        """float32 is not to become tf32 on the way: it is the dtype of tests and of references."""
-        return "ieee" if self.query.dtype == torch.float32 else "tf32"
-
 
 def cache_format(cache: torch.Tensor) -> tuple[torch.Tensor, str]:
     """(the cache as kernels take it, the name of its format)."""

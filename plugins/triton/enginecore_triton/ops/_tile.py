@@ -110,12 +110,11 @@ def attend_tiles(
     scale, soft_cap, window, slope_M,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
     BLOCK_SIZE: tl.constexpr, FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr, BLOCK_N: tl.constexpr,
-    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Attend positions `start` (a multiple of BLOCK_N) to `end`; without MASKED all of them are visible to all rows.
 
     `key_ptr`, `value_ptr`: the head's piece of block 0; `table_ptr`: the sequence's row of the block table; `length`:
-    positions that are filled; `position_M`: where each row's token stands.
+    positions that are filled; `position_M`: where each row's token stands. Products of float32 stay float32.
     """
     offs_D = tl.arange(0, BLOCK_D)
     # A tile's place in the table is read one tile ahead: a load whose address comes from another load of the same round
@@ -129,7 +128,7 @@ def attend_tiles(
         block_N = load_blocks(table_ptr, tile + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
         raw_ND = load_rows(key_ptr, row_N, inside_N, offs_D, MASKED, HEAD_SIZE, BLOCK_D)
         key_ND = unpack(raw_ND, FORMAT, NATIVE_FP8, q_MD.dtype)
-        scores_MN = tl.dot(q_MD, tl.trans(key_ND), input_precision=PRECISION)
+        scores_MN = tl.dot(q_MD, tl.trans(key_ND), input_precision="ieee")
         if FORMAT == "int8":
             scores_MN *= load_row_scales(key_ptr, row_N, inside_N, place_N, HEAD_SIZE, BLOCK_SIZE)[None, :]
         distance_MN = (position_N[None, :] - position_M[:, None]).to(tl.float32)
@@ -147,7 +146,7 @@ def attend_tiles(
             weights_MN *= load_row_scales(value_ptr, row_N, inside_N, place_N, HEAD_SIZE, BLOCK_SIZE)[None, :]
         raw_ND = load_rows(value_ptr, row_N, inside_N, offs_D, MASKED, HEAD_SIZE, BLOCK_D)
         value_ND = unpack(raw_ND, FORMAT, NATIVE_FP8, q_MD.dtype)
-        sum_MD = tl.dot(weights_MN.to(q_MD.dtype), value_ND, sum_MD, input_precision=PRECISION)
+        sum_MD = tl.dot(weights_MN.to(q_MD.dtype), value_ND, sum_MD, input_precision="ieee")
     return sum_MD, top_M, total_M
 
 

@@ -41,7 +41,7 @@ def _paged_decode(
     stride_out_head,
     GROUP: tl.constexpr, QUERIES: tl.constexpr, SPLIT: tl.constexpr, CAUSAL: tl.constexpr, HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr,
-    PRECISION: tl.constexpr, LEAST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    LEAST: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     kv_head, part, sequence = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_token = tl.load(starts_ptr + sequence)
@@ -92,13 +92,12 @@ def _paged_decode(
         sum_MD, top_M, total_M = attend_tiles(
             q_MD, sum_MD, top_M, total_M, key_ptr, value_ptr, table_ptr, stride_block, begin, open_end, length,
             position_M, scale, soft_cap, window, slope_M, False, CAUSAL, HEAD_SIZE, BLOCK_D, BLOCK_SIZE, FORMAT,
-            NATIVE_FP8, BLOCK_N, PRECISION,
+            NATIVE_FP8, BLOCK_N,
         )  # fmt: skip
         begin = tl.maximum(open_end, begin)
     sum_MD, top_M, total_M = attend_tiles(
         q_MD, sum_MD, top_M, total_M, key_ptr, value_ptr, table_ptr, stride_block, begin, end, length, position_M,
         scale, soft_cap, window, slope_M, True, CAUSAL, HEAD_SIZE, BLOCK_D, BLOCK_SIZE, FORMAT, NATIVE_FP8, BLOCK_N,
-        PRECISION,
     )  # fmt: skip
 
     value_scale = load_scale(value_scale_ptr, kv_head, FORMAT, NATIVE_FP8)
@@ -162,7 +161,7 @@ def paged_decode(call: AttentionCall, out_THD: torch.Tensor, queries: int, *, de
         *call.strides, out_THD.stride(0), out_THD.stride(1),
         GROUP=group, QUERIES=queries, SPLIT=parts > 1, CAUSAL=call.causal, HEAD_SIZE=call.head_size,
         BLOCK_D=call.block_d, BLOCK_SIZE=call.block_size, FORMAT=call.format, NATIVE_FP8=device.native_fp8,
-        PRECISION=call.precision, LEAST=least, BLOCK_M=power_of_two(group * queries, 16), **config.keywords,
+        LEAST=least, BLOCK_M=power_of_two(group * queries, 16), **config.keywords,
     )  # fmt: skip
     if parts > 1:
         tile = config.constants["BLOCK_N"]

@@ -44,7 +44,7 @@ def _paged_prefill(
     stride_out_head,
     GROUP: tl.constexpr, FEWEST: tl.constexpr, CAUSAL: tl.constexpr, HEAD_SIZE: tl.constexpr,
     BLOCK_D: tl.constexpr, BLOCK_SIZE: tl.constexpr, FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
     """FEWEST: sequences with fewer tokens in this step are the decode kernel's."""
     BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
@@ -90,13 +90,12 @@ def _paged_prefill(
         sum_MD, top_M, total_M = attend_tiles(
             q_MD, sum_MD, top_M, total_M, key_ptr, value_ptr, table_ptr, stride_block, begin, open_end, length,
             position_M, scale, soft_cap, window, slope_M, False, CAUSAL, HEAD_SIZE, BLOCK_D, BLOCK_SIZE, FORMAT,
-            NATIVE_FP8, BLOCK_N, PRECISION,
+            NATIVE_FP8, BLOCK_N,
         )  # fmt: skip
         begin = open_end
     sum_MD, top_M, total_M = attend_tiles(
         q_MD, sum_MD, top_M, total_M, key_ptr, value_ptr, table_ptr, stride_block, begin, end, length, position_M,
         scale, soft_cap, window, slope_M, True, CAUSAL, HEAD_SIZE, BLOCK_D, BLOCK_SIZE, FORMAT, NATIVE_FP8, BLOCK_N,
-        PRECISION,
     )  # fmt: skip
 
     value_scale = load_scale(value_scale_ptr, kv_head, FORMAT, NATIVE_FP8)
@@ -119,7 +118,7 @@ def paged_prefill(call: AttentionCall, out_THD: torch.Tensor, fewest: int, *, de
         call.key_scale, call.value_scale, call.sinks, call.slopes, call.scale, call.soft_cap, call.window,
         call.num_seqs, *call.strides, out_THD.stride(0), out_THD.stride(1),
         GROUP=group, FEWEST=fewest, CAUSAL=call.causal, HEAD_SIZE=call.head_size, BLOCK_D=call.block_d,
-        BLOCK_SIZE=call.block_size, FORMAT=call.format, NATIVE_FP8=device.native_fp8, PRECISION=call.precision,
+        BLOCK_SIZE=call.block_size, FORMAT=call.format, NATIVE_FP8=device.native_fp8,
         BLOCK_M=block_m, **keywords,
     )  # fmt: skip
 

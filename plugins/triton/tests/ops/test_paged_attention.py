@@ -107,10 +107,8 @@ def test_shapes_made_up(data: st.DataObject) -> None:
     pairs = [(data.draw(st.sampled_from([1, length, (length + 1) // 2])), length) for length in lengths]
     size = data.draw(st.sampled_from([16, 40, 64, 72]))
     window = data.draw(st.sampled_from([None, 1, 17]))
-    check(
-        Batch(pairs, heads=kv_heads * group, kv_heads=kv_heads, size=size, block_size=block_size, sliding_window=window),
-        LIMIT["float32"],
-    )
+    shape = {"heads": kv_heads * group, "kv_heads": kv_heads, "size": size, "block_size": block_size}
+    check(Batch(pairs, **shape, sliding_window=window), LIMIT["float32"])
 
 
 def test_how_many_parts() -> None:
