@@ -67,7 +67,8 @@ def test_the_wire_format(sockets: Any) -> None:
             if events != [["AllBlocksCleared"]]:
                 break
         assert ts > 1.7e9 and rank == 0
-        assert events == [["BlockStored", [5, 2**64 - 1], None, [1, 2, 3, 4], 2, None], ["BlockRemoved", [7]]]
+        stored = ["BlockStored", [5, 2**64 - 1], None, [1, 2, 3, 4], 2, None, "GPU", None, None]
+        assert events == [stored, ["BlockRemoved", [7], "GPU"]]
         assert [number for number, _ in replayed(asking, 0)] == [first - 1, first], "the last two are kept"
         assert replayed(asking, first)[0][1][1] == events
         assert replayed(asking, first + 1) == []

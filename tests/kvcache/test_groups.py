@@ -125,7 +125,7 @@ def test_without_room_nothing_is_taken(spec: GroupSpec) -> None:
 
 
 class GroupsMachine(RuleBasedStateMachine):
-    """The store maps (page, offset) to the whole prefix at that token, and a state's page to what it is the state of."""
+    """The store maps (page, offset) to the whole prefix at that token, and a state page to what it is the state of."""
 
     @initialize(
         num_pages=st.integers(8, 40),

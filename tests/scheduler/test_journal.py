@@ -40,6 +40,21 @@ def test_a_request_that_runs_alone() -> None:
     assert told["batch"]["steps"] == 3 + 3 and told["batch"]["complete"]
     assert told["batch"]["tokens"] == {"min": 1, "mean": (10 + 3) / 6, "max": 4}
     assert told["batch"]["sequences"] == {"min": 1, "mean": 1.0, "max": 1}
+    assert told["batch"]["last_steps"] == {"sequences": [1] * 6, "tokens": [4, 4, 2, 1, 1, 1]}
+
+
+def test_time_before_the_queue_is_time_too() -> None:
+    """A request whose grammar had to be compiled."""
+    now = [100.0]
+    made = Harness()
+    made.scheduler = Scheduler(made.config, Journal(clock=lambda: now[0]))
+    made.add(request("a", [1, 2], 1), request("b", [1, 2], 1))
+    made.scheduler.journal.held("a", 97.5)
+    now[0] = 101.0
+    made.run()
+    queued = explain(made, "a")["queued"]
+    assert (queued["seconds"], queued["grammar_seconds"]) == (3.5, 2.5)
+    assert explain(made, "b")["queued"]["grammar_seconds"] is None
 
 
 def test_why_requests_wait() -> None:

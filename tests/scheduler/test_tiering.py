@@ -70,6 +70,8 @@ def test_others_go_on_while_blocks_come_up() -> None:
     harness.run()
     harness.check(slow)
     harness.check(other)
+    queued = (harness.scheduler.journal.explain("slow") or {})["queued"]
+    assert queued["steps_by_reason"]["blocks on their way from a lower tier"] >= 2
 
 
 def test_a_salt_finds_nothing_of_another(tmp_path: Path) -> None:

@@ -40,6 +40,8 @@ class Engine:
         self._publisher = publisher
         self._refused: list[EngineOutput] = []
         self._grammars = GrammarGate(grammars)
+        #: When requests came whose grammar is being compiled.
+        self._held_since: dict[str, float] = {}
         self._graph_replays = self._eager_steps = self._lost_steps = 0
         self._asleep = False
         #: Who owns which bytes of the device, for the log of a step that ran out of memory.
@@ -49,17 +51,23 @@ class Engine:
     def use_tiers(self, tiers: Tiers | None) -> None:
         """Keep blocks below the device, too. Before the first request."""
         self.scheduler.tiers = tiers
+        if tiers is not None and self.scheduler.events is not None:
+            tiers.host.on_change = self.scheduler.events.host_changed
 
     def add(self, request: EngineRequest) -> None:
         if request.grammar is None:
             self._schedule(request)
         else:
+            self._held_since[request.request_id] = self.clock.now()
             self._grammars.hold(request)
 
     def _schedule(self, request: EngineRequest, problem: str | None = None) -> None:
         if self._asleep:
             problem = "the engine is asleep: wake it up (POST /wake_up), then try again"
         problem = problem or self.scheduler.add(request)
+        since = self._held_since.pop(request.request_id, None)
+        if since is not None:
+            self.scheduler.journal.held(request.request_id, since)
         if problem is not None:
             self._refused.append(EngineOutput(request.request_id, [], finish_reason="error", error=problem))
 
@@ -67,6 +75,8 @@ class Engine:
         """Drop requests; those that were known, each also reported by the caller as it sees fit. `reason` is for
         `explain`: "stop" when a stop string has ended them."""
         request_ids = list(request_ids)
+        for request_id in request_ids:
+            self._held_since.pop(request_id, None)
         return self._grammars.abort(request_ids) + self.scheduler.abort(request_ids, reason)
 
     def has_work(self) -> bool:

@@ -7,6 +7,7 @@ slots that nobody holds are evicted. The bytes are the mover's; nothing here kno
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 
 
 class HostTier:
@@ -15,6 +16,8 @@ class HostTier:
     def __init__(self, num_slots: int) -> None:
         self.num_slots = num_slots
         self.evictions = 0
+        #: Told of blocks that have come (True) and were evicted (False).
+        self.on_change: Callable[[bytes, bool], None] | None = None
         self._ready: OrderedDict[bytes, int] = OrderedDict()
         self._filling: dict[bytes, int] = {}
         self._held: dict[int, int] = {}
@@ -51,6 +54,8 @@ class HostTier:
                 del self._ready[block_hash]
                 self._is_ready[slot] = False
                 self.evictions += 1
+                if self.on_change is not None:
+                    self.on_change(block_hash, False)
                 return slot
         return None
 
@@ -62,6 +67,8 @@ class HostTier:
         if known and filled:
             self._ready[block_hash] = slot
             self._is_ready[slot] = True
+            if self.on_change is not None:
+                self.on_change(block_hash, True)
             return True
         self._free.append(slot)
         return False

@@ -14,8 +14,13 @@ from typing import Any
 import numpy as np
 
 #: Why admission stopped in a step: the index is what the ring holds.
-REASONS = ("nothing waits", "token budget", "no free slot", "KV blocks", "a preemption in the same step")
-NOTHING_WAITS, BUDGET, SLOTS, BLOCKS, PREEMPTED = range(len(REASONS))
+REASONS = (
+    "nothing waits", "token budget", "no free slot", "KV blocks", "a preemption in the same step",
+    "blocks on their way from a lower tier",
+)  # fmt: skip
+NOTHING_WAITS, BUDGET, SLOTS, BLOCKS, PREEMPTED, LIFTING = range(len(REASONS))
+#: Steps of a request that are told one by one.
+MAX_TOLD_STEPS = 1024
 
 #: Evicted blocks that are remembered, for the reason why a prefix was not found.
 MAX_EVICTED = 65_536
@@ -41,6 +46,7 @@ class Entry:
     forked_from: str | None = None
     match_end: dict[str, Any] | None = None
     waits_again: bool = False
+    grammar_seconds: float | None = None
     preemptions: list[dict[str, Any]] = field(default_factory=list)
     transfers: list[dict[str, Any]] = field(default_factory=list)
 
@@ -66,6 +72,12 @@ class Journal:
         self._entries[request_id] = Entry(request_id, num_prompt, self.clock(), self._step_no)
         if len(self._entries) > self._keep:
             del self._entries[next(iter(self._entries))]
+
+    def held(self, request_id: str, since: float) -> None:
+        """Before it arrived here the request has waited for its grammar, since that time."""
+        entry = self._entries.get(request_id)
+        if entry is not None:
+            entry.arrived, entry.grammar_seconds = since, entry.arrived - since
 
     def step(self, rows: int, tokens: int, reason: int) -> None:
         """A step was planned: its batch and why nobody else was admitted."""
@@ -157,6 +169,7 @@ class Journal:
             "finish_reason": entry.finish_reason,
             "queued": {
                 "seconds": admitted - entry.arrived,
+                "grammar_seconds": entry.grammar_seconds,
                 "steps_by_reason": self._waits(entry.arrived_step, entry.admitted_step),
             },
             "prefill": None,
@@ -205,4 +218,7 @@ class Journal:
             "complete": not lost,
             "sequences": {"min": int(rows.min()), "mean": float(rows.mean()), "max": int(rows.max())},
             "tokens": {"min": int(tokens.min()), "mean": float(tokens.mean()), "max": int(tokens.max())},
-        }
+            "last_steps": {
+                "sequences": rows[-MAX_TOLD_STEPS:].tolist(), "tokens": tokens[-MAX_TOLD_STEPS:].tolist(),
+            },
+        }  # fmt: skip

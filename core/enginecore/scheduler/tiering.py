@@ -93,7 +93,7 @@ class Tiering(Sharing):
                 if self.pool.set_hash(table.blocks[i], table.hashes[i], table.tenant) and self.events is not None:
                     parent = table.hashes[i - 1] if i else None
                     tokens = sequence.token_ids[i * size : (i + 1) * size]
-                    self.events.blocks_stored([table.hashes[i]], parent, tokens)
+                    self._tell_stored(sequence, [table.hashes[i]], parent, tokens)
             self.kv.free(table)
             self._counts.lifted_tokens += arrived * size
         else:
