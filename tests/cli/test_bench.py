@@ -35,6 +35,7 @@ def test_throughput_on_the_simulated_device(smollm2: str, tmp_path: Path, capsys
     assert all(one["num_steps"] == report["runs"][0]["num_steps"] for one in report["runs"])
     assert report["peak_rss_bytes"] > 0 and report["settings"]["device"] == "sim"
     assert {"versions", "machine"} <= set(report)
+    assert report["fingerprint"]["id"] == report["system_fingerprint"]
 
 
 def test_throughput_counts_preemptions_and_waste(

@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from enginecore.config import EngineArgs
+from enginecore.frontend.fingerprint import WEIGHTS_SAMPLE_BYTES, weights_hash
 from enginecore.server.args import ServerArgs
-from enginecore.server.fingerprint import WEIGHTS_SAMPLE_BYTES, weights_hash
 
 from tests.server.checkers import check_error
 from tests.server.fake_engine import parrot, running

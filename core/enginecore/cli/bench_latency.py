@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from enginecore.cli.bench_report import medians, peak_rss_bytes
+from enginecore.cli.bench_report import medians, peak_rss_bytes, stamp
 from enginecore.cli.bench_throughput import exact_length, settings_of
 from enginecore.cli.bench_workload import WorkItem
 from enginecore.cli.common import open_llm
@@ -48,6 +48,7 @@ def measure_latency(
             "batch": batches,
             "peak_rss_bytes": peak_rss_bytes(),
             "settings": settings_of(llm),
+            **stamp(llm.fingerprint),
         }
 
 

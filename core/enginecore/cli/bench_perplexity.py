@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from enginecore.cli.bench_report import stamp
 from enginecore.cli.bench_throughput import settings_of
 from enginecore.cli.bench_workload import WorkItem
 from enginecore.cli.common import open_llm
@@ -39,6 +40,7 @@ def measure_perplexity(engine: EngineArgs, text: str, window: int, max_tokens: i
             "tokens": count,
             "window": window,
             "settings": settings_of(llm),
+            **stamp(llm.fingerprint),
         }
 
 

@@ -40,6 +40,13 @@ def medians(runs: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return result
 
 
+def stamp(fingerprint: dict[str, Any] | None) -> dict[str, Any]:
+    """What was measured, for a report: the name of everything that can change a result, and all of it."""
+    if not fingerprint or not isinstance(fingerprint.get("id"), str):  # a server of another make
+        return {"system_fingerprint": None}
+    return {"system_fingerprint": fingerprint["id"], "fingerprint": fingerprint}
+
+
 def machine_facts() -> dict[str, Any]:
     """The processor, its cores that this process may use, memory and system."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -94,7 +101,7 @@ def _lines(report: dict[str, Any], prefix: str) -> list[str]:
     lines = []
     for key, value in report.items():
         name = f"{prefix}{key}"
-        if isinstance(value, dict) and key != "settings":
+        if isinstance(value, dict) and key not in ("settings", "fingerprint"):
             lines += _lines(value, f"{name}.")
         elif isinstance(value, float):
             lines.append(f"{name:<32} {value:.4g}" if abs(value) < 1 else f"{name:<32} {value:.1f}")

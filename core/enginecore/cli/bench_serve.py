@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 
 from enginecore.cli import sse
-from enginecore.cli.bench_report import medians, percentiles
+from enginecore.cli.bench_report import medians, percentiles, stamp
 from enginecore.cli.bench_workload import WorkItem
 from enginecore.cli.common import engine_argv
 from enginecore.cli.local_server import LocalServer, local_server
@@ -54,15 +54,22 @@ def measure_serving(engine: EngineArgs, load: Load, items: Sequence[WorkItem], r
     """Medians of `repeat` runs against the server of `load`, or one that is started for it."""
     given = LocalServer(sse.base_url(load.url), load.api_key or "", 0.0) if load.url else None
     with nullcontext(given) if given else local_server(engine) as server:
+        told = asyncio.run(_fingerprint(server))
         runs = [asyncio.run(_run(server, load, items, fresh=repeat > 1)) for _ in range(repeat)]
     errors = sorted({error for run in runs for error in run.pop("errors")})[:MAX_ERRORS_SHOWN]
     if not any(run["num_requests"] - run["num_failed"] for run in runs):
         raise EngineCoreError("every request failed: " + "; ".join(errors))
-    report = {"benchmark": "serve", **medians(runs), "errors": errors, "runs": runs}
+    report = {"benchmark": "serve", **medians(runs), "errors": errors, "runs": runs, **stamp(told)}
     if given is None:
         report["startup_s"] = server.startup_s
         report["settings"] = {"serve": engine_argv(engine)}
     return report
+
+
+async def _fingerprint(server: LocalServer) -> dict[str, Any] | None:
+    """The server's own; None from a server of another make."""
+    async with httpx.AsyncClient(timeout=60, headers=sse.headers_for(server.api_key)) as client:
+        return await sse.get_object(client, f"{server.url}/v1/fingerprint")
 
 
 async def _run(server: LocalServer, load: Load, items: Sequence[WorkItem], *, fresh: bool) -> dict[str, Any]:

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from enginecore.cli.bench_report import peak_rss_bytes, percentiles
+from enginecore.cli.bench_report import peak_rss_bytes, percentiles, stamp
 from enginecore.cli.bench_throughput import StepTally
 from enginecore.cli.bench_traffic import Traffic, draw_requests
 from enginecore.clock import VirtualClock
 from enginecore.config import EngineArgs
 from enginecore.device.discovery import discover
 from enginecore.errors import ParameterError
+from enginecore.frontend.fingerprint import fingerprint
 from enginecore.parallel.executor import Executor
 from enginecore.plan import StepPlan, StepResult
 from enginecore.request import EngineRequest, EngineStats, StepOutputs
@@ -179,6 +180,7 @@ def measure_simulation(engine: EngineArgs, traffic: Traffic) -> tuple[dict[str, 
         "ledger": ready.ledger,
         "timeline": run.timeline.columns(),
         "settings": msgspec.to_builtins(config),
+        **stamp(fingerprint(ready)),
     }
     return report, run.timeline
 

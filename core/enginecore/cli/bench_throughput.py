@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from enginecore.cli.bench_report import medians, peak_rss_bytes
+from enginecore.cli.bench_report import medians, peak_rss_bytes, stamp
 from enginecore.cli.bench_workload import WorkItem
 from enginecore.cli.common import open_llm
 from enginecore.config import EngineArgs
@@ -96,6 +96,7 @@ def measure_throughput(engine: EngineArgs, items: Sequence[WorkItem], repeat: in
             "peak_rss_bytes": peak_rss_bytes(),
             "runs": runs,
             "settings": settings_of(llm),
+            **stamp(llm.fingerprint),
         }
 
 

@@ -38,6 +38,16 @@ async def first_model(client: httpx.AsyncClient, url: str) -> str:
     return name
 
 
+async def get_object(client: httpx.AsyncClient, address: str) -> dict[str, Any] | None:
+    """The JSON object at an address; None when there is none."""
+    try:
+        reply = await client.get(address)
+        value = reply.json() if reply.status_code == 200 else None
+    except (httpx.HTTPError, ValueError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
 async def stream(client: httpx.AsyncClient, address: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
     """POST `body` and yield the JSON of each event. Raises ServerReplyError on a refusal, an error event, or a stream
     that ends without its [DONE]."""

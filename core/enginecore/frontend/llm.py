@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -13,6 +14,7 @@ from enginecore.errors import ParameterError, RequestError
 from enginecore.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_output
 from enginecore.frontend.chat import ChatRenderer, load_template
 from enginecore.frontend.detokenizer import TokenTable
+from enginecore.frontend.fingerprint import fingerprint
 from enginecore.frontend.generation_config import sampling_defaults
 from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt, grammar_tokenizer
 from enginecore.frontend.output_processor import OutputProcessor
@@ -62,6 +64,16 @@ class LLM:
         except BaseException:
             self.shutdown()
             raise
+
+    @functools.cached_property
+    def fingerprint(self) -> dict[str, Any]:
+        """What can change a result, with its `id`."""
+        return fingerprint(
+            self._client.ready,
+            tokenizer=self._tokenizer,
+            chat_template=self._renderer.source,
+            defaults=self._defaults,
+        )
 
     def generate(
         self,

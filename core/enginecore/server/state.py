@@ -10,11 +10,11 @@ from typing import Any
 
 from enginecore.errors import ParameterError, QueueFullError
 from enginecore.frontend.async_llm import AsyncLLM
+from enginecore.frontend.fingerprint import fingerprint
 from enginecore.frontend.tools.plan import find_dialect
 from enginecore.metrics import Metrics
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ApiError
-from enginecore.server.fingerprint import fingerprint
 from enginecore.server.keys import Keyring
 from enginecore.server.responses_store import ResponseStore
 
@@ -43,7 +43,8 @@ class ServerState:
     @functools.cached_property
     def fingerprint(self) -> dict[str, Any]:
         """What can change a result, with its `id`. Slow the first time."""
-        return fingerprint(self.llm)
+        llm = self.llm
+        return fingerprint(llm.ready, tokenizer=llm.tokenizer, chat_template=llm.renderer.source, defaults=llm.defaults)
 
     @property
     def ready(self) -> bool:

@@ -20,9 +20,8 @@ from typing import Any
 import msgspec
 
 from enginecore._version import __version__
-from enginecore.config import EngineConfig
+from enginecore.config import EngineConfig, ReadyInfo
 from enginecore.device.discovery import GROUP
-from enginecore.frontend.async_llm import AsyncLLM
 
 #: Weights of up to this many bytes are read whole for their hash; of larger ones as many blocks, evenly spread, and the
 #: start and end of each file. Files that differ in a few bytes only may then look the same.
@@ -37,21 +36,24 @@ _CODE = frozenset({".py", ".so", ".pyd", ".dll", ".dylib", ".json", ".cpp", ".h"
 _LIBRARIES = ("torch", "triton", "transformers", "tokenizers", "numpy", "jinja2", "llguidance")
 
 
-def fingerprint(llm: AsyncLLM) -> dict[str, Any]:
-    """Everything that can change a result; `id` is the name of all the rest. Reads files: for a thread."""
-    config, ready = llm.config, llm.ready
+def fingerprint(
+    ready: ReadyInfo, *, tokenizer: Any = None, chat_template: str | None = None, defaults: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Everything that can change a result; `id` is the name of all the rest. `defaults` are those of sampling. Reads
+    files: some tenths of a second for a large model."""
+    config = ready.config
     settings = {name: value for name, value in msgspec.to_builtins(config).items() if name not in _NOT_SETTINGS}
     facts: dict[str, Any] = {
         "weights": weights_hash(Path(config.model_path)),
-        "tokenizer": _tokenizer_hash(llm.tokenizer),
-        "chat_template": _text_hash(llm.renderer.source or ""),
+        "tokenizer": _tokenizer_hash(tokenizer) if tokenizer is not None else None,
+        "chat_template": _text_hash(chat_template or ""),
         "dtype": config.dtype,
         "device": {"summary": ready.device_summary, "machine": platform.machine(), "details": ready.details},
         "batch_invariant": bool(ready.details.get("batch_invariant", False)),
         "code": _code(config),
         "libraries": _versions(_LIBRARIES),
         "settings": settings,
-        "sampling_defaults": llm.defaults,
+        "sampling_defaults": defaults or {},
         "seed_policy": f"requests without a seed get one from the engine's ({config.seed}) and their order of arrival; "
         "choice i of a request has seed + i",
     }
