@@ -46,9 +46,11 @@ class FakeEvent:
 class FakeGraph:
     """The operations that torch dispatched while recording, run again on the same tensors."""
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self._runtime = runtime
         self.operations: list[tuple[Any, tuple[Any, ...], dict[str, Any], Any]] = []
         self.was_reset = False
+        self.num_bytes = 0
 
     def replay(self) -> None:
         assert not self.was_reset, "a graph was replayed after its memory was given back"
@@ -58,7 +60,8 @@ class FakeGraph:
                     old.copy_(new)
 
     def reset(self) -> None:
-        self.was_reset, self.operations = True, []
+        self._runtime.give_back(self.num_bytes)
+        self.was_reset, self.operations, self.num_bytes = True, [], 0
 
 
 class _Recorder(TorchDispatchMode):  # type: ignore[misc]
@@ -68,7 +71,8 @@ class _Recorder(TorchDispatchMode):  # type: ignore[misc]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        self._graph.operations.append((func, args, kwargs or {}, out))
+        if not func.name().startswith("aten::empty"):  # memory is taken once, and has no content to bring back
+            self._graph.operations.append((func, args, kwargs or {}, out))
         return out
 
 
@@ -98,7 +102,10 @@ class FakeRuntime:
         self.main = FakeStream("main")
         self._stream = self.main
         self._names = itertools.count()
-        self._pools: dict[int, int] = {}
+        self._pools: set[int] = set()
+        #: Allocations that were made here; others, as those of a model's weights, are not counted.
+        #: Held, so that their numbers are not given out again.
+        self._counted: dict[int, Any] = {}
         self.seeds: list[int] = []
 
     # ---- devices and books -----------------------------------------------------------------------------------------
@@ -131,8 +138,8 @@ class FakeRuntime:
         self.events.append(("empty_cache", self.cached))
         self.cached = 0
 
-    def _grow(self, num_bytes: int) -> None:
-        reused = min(self.cached, num_bytes)
+    def _grow(self, num_bytes: int, *, cached: bool = True) -> None:
+        reused = min(self.cached, num_bytes) if cached else 0
         free = self.memory_info()[0]
         if num_bytes - reused > free:
             raise torch.OutOfMemoryError(
@@ -145,16 +152,23 @@ class FakeRuntime:
     def allocate(self, num_bytes: int) -> torch.Tensor:
         self._grow(num_bytes)
         self.events.append(("allocate", num_bytes))
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        tensor = torch.empty(num_bytes, dtype=torch.uint8)
+        storage = tensor.untyped_storage()
+        self._counted[storage._cdata] = storage
+        return tensor
+
+    def give_back(self, num_bytes: int) -> None:
+        """Freed memory is cached, as torch's allocators do, until `empty_cache`."""
+        self.reserved -= num_bytes
+        self.cached += num_bytes
 
     def resize(self, tensor: torch.Tensor, num_bytes: int) -> None:
-        """Freed memory is cached, as torch's allocators do, until `empty_cache`."""
         before = tensor.untyped_storage().nbytes()
-        if num_bytes > before:
-            self._grow(num_bytes - before)
-        else:
-            self.reserved -= before - num_bytes
-            self.cached += before - num_bytes
+        if tensor.untyped_storage()._cdata in self._counted:
+            if num_bytes > before:
+                self._grow(num_bytes - before)
+            else:
+                self.give_back(before - num_bytes)
         self.events.append(("resize", num_bytes - before))
         tensor.untyped_storage().resize_(num_bytes)
 
@@ -196,7 +210,7 @@ class FakeRuntime:
         return self._graphs
 
     def new_graph(self) -> FakeGraph:
-        return FakeGraph()
+        return FakeGraph(self)
 
     def new_graph_pool(self) -> int:
         return next(self._names)
@@ -208,8 +222,9 @@ class FakeRuntime:
         if self.capture_fails is not None:
             raise RuntimeError(self.capture_fails)
         grown = self.graph_bytes if pool not in self._pools else self.graph_bytes // 16
-        self._grow(grown)
-        self._pools[pool] = self._pools.get(pool, 0) + grown
+        self._grow(grown, cached=False)  # a pool's memory is its own
+        graph.num_bytes = grown
+        self._pools.add(pool)
 
     def manual_seed(self, seed: int) -> None:
         self.seeds.append(seed)
