@@ -126,7 +126,8 @@ def read_reports(folder: Path) -> list[dict[str, Any]]:
 
 def page() -> str:
     reports = read_reports(REPORTS)
-    here = sorted(path.parent.name for path in (ROOT / "plugins").glob("*/pyproject.toml"))
+    projects = (ROOT / "plugins").glob("*/pyproject.toml")
+    here = sorted(path.parent.name for path in projects if "enginecore.backends" in path.read_text(encoding="utf-8"))
     return support_docs(reports, [name for name in here if name not in map(_name, reports)])
 
 
