@@ -21,6 +21,8 @@ class NewRequest:
     """A sequence that enters `slot` (for the first time, or again after preemption) with all its tokens so far.
 
     `prompt_logprobs_from` is the first position whose prompt log-probabilities are still owed, None for none.
+    `write_from` is the first position whose keys and values are written: what is computed before it, in the first step,
+    is in blocks that others have too.
     """
 
     slot: int
@@ -29,6 +31,7 @@ class NewRequest:
     num_prompt: int
     seed: int
     prompt_logprobs_from: int | None
+    write_from: int = 0
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and counters of the engine, sent with outputs and after aborts. Counters only grow.
 
     `grammar_fast_forward` counts tokens that a grammar forced and that were not computed one by one.
-    `num_forks` sequences took over `forked_tokens` computed prompt tokens from a sibling (n or best_of above 1).
+    `num_forks` sequences took over `forked_tokens` computed tokens from a sibling (n, best_of, beams); `copied_tokens`
+    were matched inside a cached block, which was copied.
     Steps are `graph_replays`, `eager_steps`, or `lost_steps` that found the device's memory exhausted.
     `lifted_tokens` came up from host memory into the device's cache, `fetched_tokens` from disk into host memory;
     `num_swaps` preempted sequences left their blocks in a lower tier to come back from. `host_blocks` and `disk_blocks`
@@ -315,6 +316,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     reference_ops: list[str] = []
     num_forks: int = 0
     forked_tokens: int = 0
+    copied_tokens: int = 0
     graph_replays: int = 0
     grammar_fast_forward: int = 0
     eager_steps: int = 0

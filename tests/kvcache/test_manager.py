@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from enginecore.kvcache import BlockPool, BlockTable, KVCacheManager, root_hash
+from enginecore.kvcache.hashing import token_bytes
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -24,7 +25,8 @@ def computed(kv: KVCacheManager, tokens: list[int], root: bytes | None = None) -
     cached = kv.match(table, tokens)
     assert kv.attach(table, cached, kv.blocks_for(len(tokens)))
     start = len(table.hashes) * SIZE
-    kv.publish(table, tokens[start : len(tokens) // SIZE * SIZE], len(tokens))
+    for i in kv.publish(table, tokens[start : len(tokens) // SIZE * SIZE], len(tokens)):
+        kv.note(table, i, token_bytes(tokens[i * SIZE : (i + 1) * SIZE]))
     return table
 
 
@@ -36,7 +38,7 @@ def test_a_match_ends_before_the_last_token() -> None:
     kv = manager()
     tokens = list(range(12))
     computed(kv, tokens)
-    for length, hit in ((12, 8), (13, 12), (9, 8), (8, 4), (5, 4), (4, 0), (1, 0)):
+    for length, hit in ((12, 11), (13, 12), (9, 8), (8, 7), (5, 4), (4, 3), (3, 0), (1, 0)):
         prompt = [*tokens, 99][:length]
         assert kv.match(BlockTable(root_hash()), prompt) == hit, length
 
@@ -45,6 +47,24 @@ def test_a_match_ends_at_the_first_block_that_differs() -> None:
     kv = manager()
     computed(kv, list(range(16)))
     assert kv.match(BlockTable(root_hash()), [0, 1, 2, 3, 4, 5, 6, 99, 8, 9, 10, 11, 12, 13, 14, 15, 16]) == 4
+
+
+def test_a_match_goes_on_inside_the_block_that_differs() -> None:
+    kv = manager()
+    first = computed(kv, list(range(12)))
+    for prompt, cached, more in (
+        ([0, 1, 2, 3, 4, 5, 6, 99, 8], 4, 3), ([0, 1, 2, 99], 0, 3), ([0, 1, 2], 0, 2), ([0], 0, 0), ([9, 9, 9], 0, 0),
+        (list(range(12)), 11, 0), ([*range(12), 12, 13], 12, 0), ([0, 1, 2, 3, 9, 9, 9], 4, 0),
+    ):  # fmt: skip
+        table = BlockTable(root_hash())
+        assert kv.match(table, prompt) == cached
+        block, count = kv.match_tail(table, prompt, cached)
+        assert (block, count) == (first.blocks[cached // SIZE] if more else -1, more), prompt
+        other = BlockTable(root_hash("salt"))
+        assert kv.match_tail(other, prompt, kv.match(other, prompt)) == (-1, 0)
+    kv.free(first)
+    kv.reset()
+    assert kv.match_tail(BlockTable(root_hash()), [0, 1, 2], 0) == (-1, 0)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +149,7 @@ def test_a_reset_also_covers_what_running_sequences_have_computed() -> None:
     assert kv.pool.num_cached == 0, "a block computed before the reset was offered after it"
     kv.free(table)
     computed(kv, tokens)
-    assert kv.match(BlockTable(root_hash()), tokens) == 12
+    assert kv.match(BlockTable(root_hash()), tokens) == 15
 
 
 def test_fork_shares_all_and_the_first_writer_copies() -> None:
@@ -173,6 +193,8 @@ class Seq:
     table: BlockTable
     tokens: list[int]
     computed: int = 0
+    #: Positions before it that are still computed are in a shared block and are not written.
+    write_from: int = 0
 
 
 class ManagerMachine(RuleBasedStateMachine):
@@ -199,15 +221,33 @@ class ManagerMachine(RuleBasedStateMachine):
         seq = Seq(BlockTable(root_hash(salt)), [0 if salt is None else 2, *tokens])
         free = self.kv.pool.num_free
         cached = self.kv.match(seq.table, seq.tokens)
-        assert cached % SIZE == 0 and cached < len(seq.tokens)
-        needed = self.kv.blocks_for(min(cached + 1 + extra, len(seq.tokens)))
+        assert cached % SIZE == 0 or cached == len(seq.tokens) - 1
+        source, more = self.kv.match_tail(seq.table, seq.tokens, cached)
+        if more:
+            self.kv.pool.share([source])
+        able_from = self.kv.pool.num_free
+        needed = self.kv.blocks_for(min(cached + more + 1 + extra, len(seq.tokens)))
         able = self.kv.can_attach(seq.table, cached, needed, 0)
         assert self.kv.attach(seq.table, cached, needed) == able
-        if not able:
-            assert self.kv.pool.num_free == free
-            return
-        seq.computed = cached
-        self.seqs.append(seq)
+        if able:
+            seq.computed, seq.write_from = cached + more, self.write_from(seq, cached)
+            self.seqs.append(seq)
+            if more:
+                self.copy(source, seq.table.blocks[cached // SIZE])
+        else:
+            assert self.kv.pool.num_free == able_from
+        if more:
+            self.kv.pool.release([source])
+        assert able or self.kv.pool.num_free == free
+
+    def write_from(self, seq: Seq, cached: int) -> int:
+        return len(seq.tokens) if self.kv.num_shared(cached) * SIZE > cached else 0
+
+    def copy(self, source: int, target: int) -> None:
+        for offset in range(SIZE):
+            self.store.pop((target, offset), None)
+            if (source, offset) in self.store:
+                self.store[target, offset] = self.store[source, offset]
 
     @precondition(lambda self: self.seqs)
     @rule(data=st.data(), count=st.integers(1, 9), roomy=st.integers(0, 5))
@@ -228,18 +268,16 @@ class ManagerMachine(RuleBasedStateMachine):
             return
         for index, src, dst in copies:
             assert before[index] == src and seq.table.blocks[index] == dst
-            for offset in range(SIZE):
-                self.store.pop((dst, offset), None)
-                if (src, offset) in self.store:
-                    self.store[dst, offset] = self.store[src, offset]
-        for p in range(seq.computed, end):
+            self.copy(src, dst)
+        for p in range(max(seq.computed, seq.write_from), end):
             block = seq.table.blocks[p // SIZE]
             assert self.kv.pool.ref_count(block) == 1, "a write reaches a shared block"
             assert self.kv.pool.hash_of(block) is None, "a write reaches a block that others may find"
             self.store[block, p % SIZE] = tuple(seq.tokens[: p + 1])
         seq.computed = end
         start = len(seq.table.hashes) * SIZE
-        self.kv.publish(seq.table, seq.tokens[start : end // SIZE * SIZE], end)
+        for i in self.kv.publish(seq.table, seq.tokens[start : end // SIZE * SIZE], end):
+            self.kv.note(seq.table, i, token_bytes(seq.tokens[i * SIZE : (i + 1) * SIZE]))
 
     @precondition(lambda self: self.seqs)
     @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6))
@@ -253,7 +291,7 @@ class ManagerMachine(RuleBasedStateMachine):
         if seq.computed == len(seq.tokens) or data.draw(st.booleans()):
             twin = self.kv.fork(seq.table)
             # Known hashes go over to the twin, so the tokens that they stand for must.
-            self.seqs.append(Seq(twin, list(seq.tokens), seq.computed))
+            self.seqs.append(Seq(twin, list(seq.tokens), seq.computed, seq.write_from))
 
     @precondition(lambda self: self.seqs)
     @rule(data=st.data())
@@ -271,7 +309,7 @@ class ManagerMachine(RuleBasedStateMachine):
         self.kv.free(seq.table)
         cached = self.kv.match(seq.table, seq.tokens)
         if self.kv.attach(seq.table, cached, self.kv.blocks_for(cached + 1)):
-            seq.computed = cached
+            seq.computed, seq.write_from = cached, self.write_from(seq, cached)
         else:
             self.seqs.remove(seq)
 

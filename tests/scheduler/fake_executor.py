@@ -65,6 +65,7 @@ class _Row:
     blocks: list[int] = field(default_factory=list)
     digests: list[int] = field(default_factory=list)
     prompt_logprobs_at: int | None = None
+    write_from: int = 0
 
 
 class FakeExecutor:
@@ -149,6 +150,7 @@ class FakeExecutor:
         assert new.token_ids[: new.num_prompt] == new.request.prompt_token_ids
         owed = None if new.prompt_logprobs_from is None else new.prompt_logprobs_from + 1
         self.rows[new.slot] = _Row(new.request, new.num_prompt, list(new.token_ids), prompt_logprobs_at=owed)
+        self.rows[new.slot].write_from = new.write_from
 
     def _slot(self, row: _Row, position: int) -> int:
         size = self.config.block_size
@@ -166,7 +168,7 @@ class FakeExecutor:
         for slot, start, count, _ in _rows(plan):
             row = self.rows[slot]
             assert start + count <= len(row.tokens), "a token is computed before it is known"
-            for position in range(start, start + count):
+            for position in range(max(start, row.write_from), start + count):
                 at = self._slot(row, position)
                 assert at not in written, "two tokens of a step share a slot"
                 written.add(at)

@@ -122,7 +122,7 @@ def test_why_a_prefix_match_ends() -> None:
     never = "never seen under this salt and adapter"
     assert reasons == [
         (0, never),
-        (2, "partial tail: the block of the last token is always computed"),
+        (2, "the last token of the prompt is always computed"),
         (3, never),
         (0, never),
         (0, "the request asked for every prompt token to be computed"),

@@ -242,10 +242,59 @@ def test_a_second_request_computes_only_what_is_new() -> None:
     harness.add(request("a", list(range(20)), 1))
     harness.run()
     harness.add(request("b", list(range(20)), 1), request("c", [*range(10), 99], 1))
-    assert run_and_note(harness)[0] == {"b": 4, "c": 3}
-    assert (hits(harness, "a"), hits(harness, "b"), hits(harness, "c")) == (0, 16, 8)
+    assert run_and_note(harness)[0] == {"b": 1, "c": 1}
+    assert (hits(harness, "a"), hits(harness, "b"), hits(harness, "c")) == (0, 19, 10)
     stats = harness.scheduler.stats()
-    assert (stats.prefix_cache_queries, stats.prefix_cache_hits) == (51, 24)
+    assert (stats.prefix_cache_queries, stats.prefix_cache_hits, stats.copied_tokens) == (51, 29, 2)
+    harness.check_idle()
+
+
+def test_a_prompt_of_whole_cached_blocks_shares_them_all_and_copies_none() -> None:
+    harness = Harness(num_blocks=5, max_model_len=20)
+    prompt = list(range(16))
+    first, again, fork = request("a", prompt, 3), request("b", prompt, 3), request("c", prompt, 3, fork_of="b")
+    harness.add(first)
+    harness.run()
+    harness.add(again)
+    plan = harness.step()
+    assert plan.num_tokens == 1 and not plan.copies and harness.scheduler.stats().num_used_blocks == 4
+    assert harness.executor.rows[0].write_from == 16, "the last token is computed, but its block is others' too"
+    harness.add(fork)
+    assert harness.scheduler.stats().num_free_blocks == 1
+    harness.run()
+    for each in (first, again, fork):
+        harness.check(each)
+    harness.check_idle()
+
+
+@pytest.mark.parametrize("copies_blocks", [True, False])
+def test_a_prompt_that_leaves_a_cached_one_inside_a_block_goes_on_from_there(copies_blocks: bool) -> None:
+    harness = Harness(copies_blocks=copies_blocks, block_size=8)
+    harness.add(request("a", list(range(24)), 1))
+    harness.run()
+    prompts = {"b": [*range(13), 30, 31, 32], "c": [*range(8), 30, *range(9, 30)], "d": [*range(9), 30, 31]}
+    requests = [request(name, prompt, 6) for name, prompt in prompts.items()]
+    harness.add(*requests)
+    plan = harness.step()
+    wanted = {"b": 13 if copies_blocks else 8, "c": 8, "d": 8}  # a single token in common is not worth a copy
+    harness.run()
+    assert {name: hits(harness, name) for name in prompts} == wanted
+    assert len(plan.copies) == copies_blocks
+    for each in requests:
+        harness.check(each)
+    harness.check_idle()
+
+
+def test_a_block_is_copied_only_when_there_is_room_to_hold_both() -> None:
+    harness = Harness(num_blocks=3, max_model_len=12)
+    harness.add(request("a", list(range(12)), 0))
+    harness.run()
+    late = request("b", [*range(6), 30, 31, 32], 1)
+    harness.add(late)
+    assert not harness.step().copies
+    harness.run()
+    harness.check(late)
+    harness.check_idle()
 
 
 def test_answers_are_cached_too() -> None:
@@ -266,8 +315,8 @@ def test_running_sequences_share_blocks_as_soon_as_they_are_computed() -> None:
     harness.step()
     harness.add(request("b", list(range(20)), 8))
     harness.step()
-    assert hits(harness, "b") == 16
-    assert harness.scheduler.stats().num_used_blocks == 6 + 1, "four blocks are held by both"
+    assert hits(harness, "b") == 19
+    assert harness.scheduler.stats().num_used_blocks == 6, "five blocks are held by both"
     harness.run()
 
 
@@ -312,7 +361,7 @@ def test_reset_forgets_everything_even_what_is_being_computed() -> None:
         assert hits(harness, name) == 0
     harness.add(request("d", list(range(20)), 1))
     harness.run()
-    assert hits(harness, "d") == 16
+    assert hits(harness, "d") == 19
 
 
 # ---- ends --------------------------------------------------------------------------------------------------------

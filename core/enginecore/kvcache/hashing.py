@@ -31,6 +31,14 @@ def root_hash(cache_salt: str | None = None, adapter: tuple[str, int] | None = N
     return digest.digest()
 
 
+def token_bytes(token_ids: list[int]) -> bytes:
+    """Token ids as 32-bit numbers in a row, the least significant byte first."""
+    ids = array(_U32, token_ids)
+    if sys.byteorder == "big":
+        ids.byteswap()
+    return ids.tobytes()
+
+
 def block_hashes(parent: bytes, token_ids: list[int], block_size: int) -> list[bytes]:
     """Hashes of the full blocks of `token_ids`, the first of which follows the block (or root) `parent`.
 
@@ -39,10 +47,7 @@ def block_hashes(parent: bytes, token_ids: list[int], block_size: int) -> list[b
     full = len(token_ids) // block_size
     if not full:
         return []
-    ids = array(_U32, token_ids[: full * block_size])
-    if sys.byteorder == "big":
-        ids.byteswap()
-    data = ids.tobytes()
+    data = token_bytes(token_ids[: full * block_size])
     frame = struct.pack("<I", block_size)
     step = 4 * block_size
     hashes = []

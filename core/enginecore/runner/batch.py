@@ -38,6 +38,8 @@ class PersistentBatch:
         self.request_ids_S = np.full(max_num_seqs, "", object)
         #: Next prompt position whose log-probability is owed, by slot.
         self.prompt_logprobs_at: dict[int, int] = {}
+        #: First position that is written in the slot's next step, for those that compute one before it.
+        self.write_from: dict[int, int] = {}
 
     def apply(self, plan: StepPlan) -> None:
         """Take in what changed since the last step."""
@@ -57,6 +59,9 @@ class PersistentBatch:
         self.requests[new.slot] = new.request
         self.request_ids_S[new.slot] = new.request.request_id
         self.prompt_logprobs_at.pop(new.slot, None)
+        self.write_from.pop(new.slot, None)
+        if new.write_from:
+            self.write_from[new.slot] = new.write_from
         if new.prompt_logprobs_from is not None:
             self.prompt_logprobs_at[new.slot] = new.prompt_logprobs_from + 1
 
@@ -76,6 +81,9 @@ class PersistentBatch:
         seq_lens = starts + counts
         width = -(-int(seq_lens.max()) // self.block_size)
         blocks_T = self.block_table_SB[slots_T, positions_T // self.block_size].astype(np.int64)
+        slot_mapping_T = blocks_T * self.block_size + positions_T % self.block_size
+        for slot in [slot for slot in self.write_from if slot in slots]:
+            slot_mapping_T[(slots_T == slot) & (positions_T < self.write_from.pop(slot))] = -1
         sample_rows = np.flatnonzero(plan.samples_N)
         logits_indices, prompt_rows = self._prompt_rows(plan, query_start_loc)
         last = query_start_loc[1:][sample_rows] - 1
@@ -86,7 +94,7 @@ class PersistentBatch:
                 query_start_loc=query_start_loc,
                 seq_lens=seq_lens.astype(np.int32),
                 block_table=self.block_table_SB[slots, :width],
-                slot_mapping=blocks_T * self.block_size + positions_T % self.block_size,
+                slot_mapping=slot_mapping_T,
                 logits_indices=np.concatenate([last.astype(np.int64), *logits_indices]),
                 request_ids=self.request_ids_S[slots].tolist(),
             ),

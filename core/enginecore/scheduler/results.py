@@ -21,6 +21,7 @@ class Results(Beams, Tiering, Pinning):
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
         """Book a step's results: advance, append tokens, publish full blocks, finish what is finished."""
         table, block_size = self.running, self.config.block_size
+        self._let_go()
         self._counts.num_steps += 1
         self._charge(plan)
         slots = plan.slots_N
@@ -105,6 +106,8 @@ class Results(Beams, Tiering, Pinning):
         start, full = len(block_table.hashes) * block_size, num_computed // block_size * block_size
         fresh: list[int] = self.running.tokens_SL[slot, start:full].tolist() if full > start else []
         stored = self.kv.publish(block_table, fresh, num_computed)
+        for i in stored:
+            self.kv.note(block_table, i, self._bytes_of(slot, i))
         self._send_down(self.running.sequence(slot), stored)
         if self.events is not None and stored:
             self._record_stored(slot, block_table, stored)

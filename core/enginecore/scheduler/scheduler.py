@@ -29,7 +29,7 @@ from enginecore.request import EngineRequest, EngineStats
 from enginecore.scheduler.beams import BeamGroup
 from enginecore.scheduler.costs import Costs
 from enginecore.scheduler.fairness import FairQueue, FairShare
-from enginecore.scheduler.journal import BLOCKS, BUDGET, NOTHING_WAITS, PREEMPTED, SLOTS, Journal
+from enginecore.scheduler.journal import BLOCKS, BUDGET, LIFTING, NOTHING_WAITS, PREEMPTED, SLOTS, Journal
 from enginecore.scheduler.queue import WaitingQueue
 from enginecore.scheduler.results import Results
 from enginecore.scheduler.running import RunningTable
@@ -84,6 +84,7 @@ class Scheduler(Results):
         self._lifts: list[Lift] = []
         self._arrivals = 0
         self._num_pending = 0
+        self._held: list[int] = []
         self._counts = EngineStats()
         self._watermark = int(config.watermark * config.num_blocks)
         self._chunk = config.long_prefill_token_threshold or config.max_num_batched_tokens
@@ -121,6 +122,7 @@ class Scheduler(Results):
     def abort(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
         """Drop requests, waiting or running, and free their blocks. Unknown ids are ignored; returns the known ones."""
         dropped = []
+        self._let_go()
         for request_id in request_ids:
             sequence = self._sequences.pop(request_id, None)
             if sequence is None:
@@ -153,6 +155,7 @@ class Scheduler(Results):
     def schedule(self) -> StepPlan:
         """Plan a step: running sequences in order, then as many waiting ones as budget, slots and blocks allow."""
         self._take_in()
+        self._let_go()
         self.pool.expire_pins(self.journal.clock())
         if (way := self._to_make_way()) is not None:
             self._preempt(way[0], way[1].request_id)
@@ -175,7 +178,8 @@ class Scheduler(Results):
                 give = np.concatenate([give, np.array([count for _, count in admitted], np.int64)])
         starts = self.running.num_computed_S[slots]
         num_tokens = int(give.sum())
-        self.journal.step(len(slots), num_tokens, self._why_no_more(num_tokens, preempted))
+        if num_tokens:
+            self.journal.step(len(slots), num_tokens, self._why_no_more(num_tokens, preempted))
         return StepPlan(
             slots_N=slots,
             starts_N=starts,
@@ -190,7 +194,7 @@ class Scheduler(Results):
     def _why_no_more(self, num_tokens: int, preempted: bool) -> int:
         """Why the step being planned admits nobody else."""
         if not len(self.waiting):
-            return NOTHING_WAITS
+            return LIFTING if self._lifts else NOTHING_WAITS
         if preempted:
             return PREEMPTED
         if not self.running.has_free_slot:
@@ -268,20 +272,6 @@ class Scheduler(Results):
             self.running.leave(sequence, self.waiting.key(sequence))
             self.kv.free(sequence.table)
 
-    def _take_blocks(
-        self, sequence: Sequence, donor: Sequence | None, cached: int, needed: int, copies: list[tuple[int, int]]
-    ) -> bool:
-        """Start the table of a sequence that is being admitted; False when the pool has too few blocks."""
-        if donor is None:
-            return self.kv.attach(sequence.table, cached, needed)
-        pairs = self.kv.attach_fork(sequence.table, donor.table, cached, needed)
-        if pairs is None:
-            return False
-        copies += pairs
-        self._counts.num_forks += 1
-        self._counts.forked_tokens += cached
-        return True
-
     def _admit(
         self,
         budget: int,
@@ -301,7 +291,6 @@ class Scheduler(Results):
                 break
             tokens = sequence.token_ids
             cached, donor = self._reusable(sequence)
-            count = min(len(tokens) - cached, self._chunk, budget)
             whole = kv.blocks_for(len(tokens))
             if sequence.group is not None:
                 if table.num_free_slots < sequence.group.width:
@@ -310,15 +299,12 @@ class Scheduler(Results):
             spare = owed + (self._watermark if len(table) else 0)
             if donor is None and self._lift(sequence, cached, whole, spare):
                 continue
-            fits = (
-                kv.can_attach(sequence.table, cached, whole, spare)
-                if donor is None
-                else kv.can_attach_fork(cached, whole, spare)
-            )
-            now = kv.blocks_for(cached + count)
-            if not fits or not self._take_blocks(sequence, donor, cached, now, copies):
+            taken = self._attach(sequence, cached, donor, whole, spare, min(self._chunk, budget), copies)
+            if taken is None:
                 break
-            owed += whole - now
+            shared = kv.num_shared(cached) * kv.block_size
+            cached, count = taken
+            owed += whole - len(sequence.table.blocks)
             self.waiting.pop()
             if not sequence.admitted:
                 sequence.admitted = True
@@ -343,6 +329,7 @@ class Scheduler(Results):
                     num_prompt=sequence.num_prompt,
                     seed=sequence.seed,
                     prompt_logprobs_from=None if sequence.prompt_logprobs is None else 0,
+                    write_from=len(tokens) if shared > cached else 0,
                 )
             )
             updates.append((slot, 0, list(sequence.table.blocks)))

@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from enginecore.kvcache import BlockTable, KVCacheManager
 from enginecore.kvcache.events import EventRecorder
+from enginecore.kvcache.hashing import token_bytes
+from enginecore.request import EngineStats
 from enginecore.scheduler.journal import Journal
 from enginecore.scheduler.queue import WaitingQueue
 from enginecore.scheduler.running import RunningTable
@@ -27,6 +29,9 @@ class Sharing:
     events: EventRecorder | None
     _sequences: dict[str, Sequence]
     _num_pending: int
+    _counts: EngineStats
+    #: Blocks that the plan's copies are from and that nobody else may get before it has run.
+    _held: list[int]
 
     def _join(self, sequence: Sequence) -> bool:
         """Make a sequence one of its parent's family; True when it has to wait until the prompt is computed."""
@@ -86,15 +91,66 @@ class Sharing:
         if sequence.family is None or sequence.prompt_logprobs is not None or len(tokens) > sequence.num_prompt:
             return cached, None
         shared = len(tokens) - 1
-        if not self.config.copies_blocks:
+        if not self.config.copies_blocks and self.kv.num_shared(shared) * self.config.block_size < shared:
             shared -= shared % self.config.block_size
         donor = self._donor(sequence) if shared > cached else None
         return (cached, None) if donor is None else (shared, donor)
 
+    def _attach(
+        self, sequence: Sequence, cached: int, donor: Sequence | None, whole: int, spare: int, most: int,
+        copies: list[tuple[int, int]],
+    ) -> tuple[int, int] | None:  # fmt: skip
+        """Start the table of a sequence that is being admitted, with what `_reusable` has found and, where a cached
+        block begins with the tokens that follow, a copy of it. It needs `whole` blocks in the end; `spare` must stay.
+
+        Returns (tokens that are computed already, tokens of the first step, at most `most`), None when it does not fit.
+        """
+        kv, table, length = self.kv, sequence.table, len(sequence.token_ids)
+        if donor is not None:
+            count = min(length - cached, most)
+            pairs = None
+            if kv.can_attach_fork(cached, whole, spare):
+                pairs = kv.attach_fork(table, donor.table, cached, kv.blocks_for(cached + count))
+            if pairs is None:
+                return None
+            copied = {target: source for source, target in copies}  # a donor's block may be a copy of this very plan
+            copies += [(copied.get(source, source), target) for source, target in pairs]
+            self._counts.num_forks += 1
+            self._counts.forked_tokens += cached
+            return cached, count
+        source, more = -1, 0
+        if self.config.copies_blocks and sequence.reads_cache:
+            source, more = kv.match_tail(table, sequence.token_ids, cached)
+        if more and kv.can_attach(table, cached, whole, spare + kv.pool.is_cached_free(source)):
+            kv.pool.share([source])
+            self._held.append(source)
+        elif kv.can_attach(table, cached, whole, spare):
+            more = 0
+        else:
+            return None
+        count = min(length - cached - more, most)
+        if not kv.attach(table, cached, kv.blocks_for(cached + more + count)):
+            return None
+        if more:
+            copies.append((source, table.blocks[cached // self.config.block_size]))
+            self._counts.copied_tokens += more
+        return cached + more, count
+
+    def _let_go(self) -> None:
+        """The last plan has run."""
+        if self._held:
+            self.kv.pool.release(self._held)
+            self._held = []
+
+    def _bytes_of(self, slot: int, index: int) -> bytes:
+        """The tokens of a running sequence's block, as `kv.note` takes them."""
+        size = self.config.block_size
+        return token_bytes(self.running.tokens_SL[slot, index * size : (index + 1) * size].tolist())
+
     def _match_end(self, sequence: Sequence, cached: int, donor: Sequence | None) -> dict[str, Any]:
         """Where the reuse of computed tokens ended, and why."""
-        block = cached // self.config.block_size
-        if donor is not None:
+        block, inside = divmod(cached, self.config.block_size)
+        if donor is not None or cached == len(sequence.token_ids) - 1:
             return {"block": block, "reason": "the last token of the prompt is always computed"}
         if not self.config.prefix_caching:
             return {"block": block, "reason": "prefix caching is off"}
@@ -102,6 +158,8 @@ class Sharing:
             return {"block": block, "reason": "the request asked for every prompt token to be computed"}
         if block >= (len(sequence.token_ids) - 1) // self.config.block_size:
             return {"block": block, "reason": "partial tail: the block of the last token is always computed"}
+        if inside:
+            return {"block": block, "token": cached, "reason": "the tokens are others from here on"}
         return {"block": block, **self.journal.why_missing(sequence.table.hashes[block])}
 
     def _record_stored(self, slot: int, table: BlockTable, stored: list[int]) -> None:
@@ -114,5 +172,13 @@ class Sharing:
             first, end = stored[start], stored[i - 1] + 1
             tokens: list[int] = self.running.tokens_SL[slot, first * size : end * size].tolist()
             parent = table.hashes[first - 1] if first else None
-            self.events.blocks_stored(table.hashes[first:end], parent, tokens)
+            self._tell_stored(self.running.sequence(slot), table.hashes[first:end], parent, tokens)
             start = i
+
+    def _tell_stored(self, sequence: Sequence, hashes: list[bytes], parent: bytes | None, tokens: list[int]) -> None:
+        request = sequence.request
+        assert self.events is not None
+        self.events.blocks_stored(
+            hashes, parent, tokens, adapter=request.adapter[0] if request.adapter else None,
+            salted_root=sequence.table.root if request.cache_salt is not None else None,
+        )  # fmt: skip
