@@ -1,10 +1,10 @@
-"""Are calls that a request forces valid against their schema? Asks a running server (any with OpenAI's API) for one call
-of each tool of tests/data/tool_schemas.json, at temperature 1, and checks the arguments with jsonschema_rs.
+"""Are calls that a request forces valid against their schema? Asks a running server (any with OpenAI's API) for one
+call of each tool of tests/data/tool_schemas.json, at temperature 1, and checks the arguments with jsonschema_rs.
 
     enginecore serve smollm2-135m &
     python bench/bench_tool_calls.py --url http://127.0.0.1:8000 --model smollm2-135m
 
-A call is cut when max_tokens ended it (`finish_reason` "length"): it is counted apart, since nobody is told it is whole.
+A call is cut when max_tokens ended it (`finish_reason` "length"): it is counted apart, nobody is told that it is whole.
 """
 
 from __future__ import annotations
@@ -55,10 +55,11 @@ def main() -> None:
 
     def ask(job: tuple[int, dict[str, Any]]) -> tuple[str, str, int]:
         seed, tool = job
+        wish = f"{tool['function']['description']}, please. Make up what is open."
         body = {
             "model": args.model, "temperature": 1, "seed": seed, "max_tokens": args.max_tokens, "tools": [tool],
             "tool_choice": "required", "parallel_tool_calls": False,
-            "messages": [{"role": "user", "content": f"{tool['function']['description']}, please. Make up what is open."}],
+            "messages": [{"role": "user", "content": wish}],
         }  # fmt: skip
         reply = client.post("/v1/chat/completions", json=body)
         if reply.status_code != 200:
