@@ -39,11 +39,19 @@ class GraphRunner(Contract):
     def plan(self, keys: list[GraphKey], budget_bytes: int) -> list[GraphKey]:
         """Which of `keys` to capture so that `memory_bytes` stays within `budget_bytes`, in capture order."""
 
+    #: Optional: False where `capture` needs no earlier call of `fn`, which then is not made.
+    needs_warm_up: bool = True
+
+    def sizes(self, max_num_seqs: int) -> list[int] | None:
+        """Optional: the batch sizes that are worth capturing here; None leaves the choice to the core."""
+        return None
+
     @abstractmethod
     def capture(self, key: GraphKey, fn: Callable[..., Any], static_inputs: dict[str, Any]) -> Any:
         """Record `fn(**static_inputs)`; returns a handle. Raises when the device cannot capture it.
 
-        `fn` has been called once with the same inputs, so that whatever compiles on first use has compiled.
+        `fn` has been called once with the same inputs, so that whatever compiles on first use has compiled, unless
+        `needs_warm_up` is False.
         """
 
     @abstractmethod

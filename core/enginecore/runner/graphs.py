@@ -50,7 +50,7 @@ def plan_graphs(
         return GraphPlan(reason="the device's plugin captures no graphs")
     if backend.capabilities.graph_support is GraphSupport.NEVER:
         return GraphPlan(reason="the device's graph support is 'never'")
-    sizes = decode_sizes(max_num_seqs)
+    sizes = backend.graphs.sizes(max_num_seqs) or decode_sizes(max_num_seqs)
     keys = tuple(GraphKey(size, size, 1, activation_bytes=activation_bytes(size)) for size in sizes)
     return GraphPlan(keys, max(key.activation_bytes for key in keys) + len(keys) * GRAPH_BYTES)
 
@@ -131,8 +131,9 @@ class GraphedModel:
         def step(token_ids: torch.Tensor, positions: torch.Tensor, logits_indices: torch.Tensor, **_: Any) -> Any:
             return self._model.forward(token_ids, positions, metadata, logits_indices)
 
-        step(**inputs)
-        self._backend.synchronize()
+        if self._graphs.needs_warm_up:
+            step(**inputs)
+            self._backend.synchronize()
         self._handles[size] = self._graphs.capture(key, step, inputs), refresh
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

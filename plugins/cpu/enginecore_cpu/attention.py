@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
-from enginecore.device.capabilities import AttentionQuery, Capabilities, Verdict, check_attention
+from enginecore.device.capabilities import AttentionQuery, Capabilities, GraphSupport, Verdict, check_attention
 from enginecore.device.memory import KVCacheLayout, KVCacheSpec
 
 from enginecore_cpu.torch_path import MAX_WORLD_SIZE
@@ -28,6 +28,7 @@ def native_capabilities(isa: str) -> Capabilities:
         head_size_range=(1, 1024, 1),
         max_gqa_ratio=1024,
         features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "non_causal"}),
+        graph_support=GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE,
         unified_memory=True,
         per_process_accounting=True,
         batch_invariant=True,

@@ -15,6 +15,7 @@ from enginecore.ops.torch_backend import DoneEvent, ReferenceOps
 
 from enginecore_cpu import native, system
 from enginecore_cpu.attention import NativeAttention, native_capabilities
+from enginecore_cpu.graphs import CpuGraphs
 from enginecore_cpu.memory import CpuMemory
 from enginecore_cpu.ops import NativeOps
 from enginecore_cpu.torch_path import TorchAttention, torch_capabilities
@@ -50,6 +51,7 @@ class CpuBackend(Backend):
             self.capabilities = native_capabilities(kernels.isa)
             self.attention = NativeAttention(kernels, self.capabilities)
             self.ops = NativeOps(kernels)
+            self.graphs = CpuGraphs(kernels)
 
     def torch_device(self) -> torch.device:
         return torch.device("cpu")

@@ -3,6 +3,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -12,8 +13,10 @@
 #include <cstring>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "drivers.hpp"
+#include "tape.hpp"
 #include "tensor.hpp"
 
 namespace {
@@ -42,7 +45,8 @@ void require_heads(const Tensor& t, const char* name) {
 
 class Linear {
  public:
-  Linear(Pool& pool, const Isa& isa, Arena& arena, nb::handle weight, nb::handle bias) : pool_(pool), isa_(isa) {
+  Linear(Pool& pool, const Isa& isa, Arena& arena, const Desk& desk, nb::handle weight, nb::handle bias)
+      : pool_(pool), isa_(isa), desk_(desk) {
     const Tensor w = view(weight, "weight", 2);
     const DType dtype = float_type(w, "weight");
     require(w.shape[0] > 0 && w.shape[1] > 0, "weight", "must not be empty");
@@ -66,8 +70,8 @@ class Linear {
     const DType dtype = float_type(x, "x");
     if (dtype != w.dtype) throw nb::type_error("x must have the weight's dtype");
     require(y.kind == Kind::kFloat32 || y.kind == x.kind, "y", "must be float32 or have x's dtype");
-    nb::gil_scoped_release release;
-    run_linear(pool_, isa_, w, in.data, in.stride, in.rows, out.data, out.stride, y.kind == Kind::kFloat32);
+    const bool y_float32 = y.kind == Kind::kFloat32;
+    desk_.put([this, in, out, y_float32] { run_linear(pool_, isa_, *packed_, in.data, in.stride, in.rows, out.data, out.stride, y_float32); });
   }
 
   void rows(nb::handle ids_object, nb::handle out_object) const {
@@ -75,8 +79,7 @@ class Linear {
     require(ids.kind == Kind::kInt64 && ids.contiguous(), "ids", "must be contiguous int64");
     require(out.contiguous() && out.numel() == ids.numel() * packed_->K, "out", "has the wrong shape");
     require(float_type(out, "out") == packed_->dtype, "out", "must have the weight's dtype");
-    nb::gil_scoped_release release;
-    packed_->rows(pool_, ids.as<int64_t>(), ids.numel(), out.data);
+    desk_.put([this, ids, out] { packed_->rows(pool_, ids.as<int64_t>(), ids.numel(), out.data); });
   }
 
   int64_t in_features() const { return packed_->K; }
@@ -86,13 +89,15 @@ class Linear {
  private:
   Pool& pool_;
   const Isa& isa_;
+  const Desk& desk_;
   std::unique_ptr<PackedWeight> packed_;
 };
 
 class QuantLinear {
  public:
-  QuantLinear(Pool& pool, const Isa& isa, Arena& arena, const std::string& scheme, nb::handle blocks, int64_t inputs, nb::handle bias)
-      : pool_(pool), isa_(isa) {
+  QuantLinear(Pool& pool, const Isa& isa, Arena& arena, const Desk& desk, const std::string& scheme, nb::handle blocks, int64_t inputs,
+              nb::handle bias)
+      : pool_(pool), isa_(isa), desk_(desk) {
     const Tensor w = view(blocks, "blocks", 2, Kind::kUInt8);
     require(w.shape[0] > 0 && inputs > 0 && inputs % kBlock == 0, "blocks", "must hold whole blocks of 32 inputs");
     packed_ = std::make_unique<QuantWeight>(arena, scheme, w.shape[0], inputs);
@@ -112,8 +117,9 @@ class QuantLinear {
     require(in.width == packed_->K, "x", "has the wrong number of features");
     require(out.width == packed_->N && out.rows == in.rows, "y", "has the wrong shape");
     const DType x_type = float_type(x, "x"), y_type = float_type(y, "y");
-    nb::gil_scoped_release release;
-    run_quant(pool_, isa_, *packed_, in.data, in.stride, x_type, in.rows, out.data, out.stride, y_type);
+    desk_.put([this, in, out, x_type, y_type] {
+      run_quant(pool_, isa_, *packed_, in.data, in.stride, x_type, in.rows, out.data, out.stride, y_type);
+    });
   }
 
   void rows(nb::handle ids_object, nb::handle out_object) const {
@@ -121,8 +127,7 @@ class QuantLinear {
     require(ids.kind == Kind::kInt64 && ids.contiguous(), "ids", "must be contiguous int64");
     require(out.contiguous() && out.numel() == ids.numel() * packed_->K, "out", "has the wrong shape");
     const DType dtype = float_type(out, "out");
-    nb::gil_scoped_release release;
-    packed_->rows(pool_, ids.as<int64_t>(), ids.numel(), out.data, dtype);
+    desk_.put([this, ids, out, dtype] { packed_->rows(pool_, ids.as<int64_t>(), ids.numel(), out.data, dtype); });
   }
 
   int64_t in_features() const { return packed_->K; }
@@ -132,6 +137,7 @@ class QuantLinear {
  private:
   Pool& pool_;
   const Isa& isa_;
+  const Desk& desk_;
   std::unique_ptr<QuantWeight> packed_;
 };
 
@@ -142,11 +148,19 @@ class Kernels {
   const char* isa() const { return isa_.name; }
   int threads() const { return pool_.threads(); }
 
-  Linear* linear(nb::handle weight, nb::handle bias) { return new Linear(pool_, isa_, arena_, weight, bias); }
+  Linear* linear(nb::handle weight, nb::handle bias) { return new Linear(pool_, isa_, arena_, desk_, weight, bias); }
 
   QuantLinear* quant_linear(const std::string& scheme, nb::handle blocks, int64_t inputs, nb::handle bias) {
-    return new QuantLinear(pool_, isa_, arena_, scheme, blocks, inputs, bias);
+    return new QuantLinear(pool_, isa_, arena_, desk_, scheme, blocks, inputs, bias);
   }
+
+  // From now on calls are written down and not made.
+  void start_tape() {
+    desk_.refuse("a second tape");
+    desk_.tape = std::make_shared<Tape>();
+  }
+  size_t taped() const { return desk_.tape ? desk_.tape->size() : 0; }
+  std::shared_ptr<Tape> end_tape() { return std::exchange(desk_.tape, nullptr); }
 
   void rms_norm(nb::handle x_object, nb::handle weight_object, nb::handle out_object, double eps) {
     norm(view(x_object, "x"), nullptr, weight_object, out_object, eps);
@@ -185,8 +199,8 @@ class Kernels {
     a.cos_sin_stride = table.stride[0];
     a.positions = positions.as<int64_t>();
     a.interleaved = interleaved;
-    nb::gil_scoped_release release;
-    run_rotary(pool_, isa_, a, q.shape[0], table.shape[0]);
+    const int64_t tokens = q.shape[0], known = table.shape[0];
+    desk_.put([this, a, tokens, known] { run_rotary(pool_, isa_, a, tokens, known); });
   }
 
   void gate(nb::handle x_object, nb::handle out_object, int kind) {
@@ -196,8 +210,8 @@ class Kernels {
     require(kind >= 0 && kind <= 2, "kind", "is unknown");
     require(out.contiguous() && out.kind == x.kind && out.numel() == in.rows * in.width / 2, "out", "has the wrong shape");
     const GateArgs a{in.data, in.stride, out.data, in.width / 2, Activation(kind), float_type(x, "x")};
-    nb::gil_scoped_release release;
-    run_gate(pool_, isa_, a, in.rows);
+    const int64_t rows = in.rows;
+    desk_.put([this, a, rows] { run_gate(pool_, isa_, a, rows); });
   }
 
   void cache_write(nb::handle k_object, nb::handle v_object, nb::handle cache_object, nb::handle slots_object) {
@@ -211,8 +225,8 @@ class Kernels {
     require_heads(v, "value");
     const CacheWriteArgs a{k.data, v.data, k.stride[0] * k.item(), k.stride[1] * k.item(), v.stride[0] * v.item(),
                            v.stride[1] * v.item(), cache, slots.as<int64_t>()};
-    nb::gil_scoped_release release;
-    run_cache_write(pool_, isa_, a, slots.shape[0]);
+    const int64_t tokens = slots.shape[0];
+    desk_.put([this, a, tokens] { run_cache_write(pool_, isa_, a, tokens); });
   }
 
   void attention(nb::handle q_object, nb::handle cache_object, nb::handle starts_object, nb::handle lens_object,
@@ -247,11 +261,12 @@ class Kernels {
     a.sinks = per_head(sinks_object, "sinks", q.shape[1]);
     a.alibi = per_head(alibi_object, "alibi_slopes", q.shape[1]);
     a.causal = causal;
-    nb::gil_scoped_release release;
-    run_attention(pool_, isa_, a, AttentionBatch{lens.shape[0], q.shape[0], table.shape[1], q.shape[1]});
+    const AttentionBatch batch{lens.shape[0], q.shape[0], table.shape[1], q.shape[1]};
+    desk_.put([this, a, batch] { run_attention(pool_, isa_, a, batch); });
   }
 
   void copy_blocks(const std::vector<nb::object>& sources, const std::vector<nb::object>& targets, const Pairs& pairs) {
+    desk_.refuse("copying blocks");
     require(sources.size() == targets.size(), "src and dst", "must have as many caches");
     struct Side { char *from, *to; int64_t bytes; };
     std::vector<Side> sides;
@@ -277,6 +292,7 @@ class Kernels {
 
   void sample(nb::handle logits_object, nb::handle temperature, nb::handle top_k, nb::handle top_p, nb::handle min_p,
               nb::handle uniform, nb::handle ids_object) {
+    desk_.refuse("sampling");
     const Tensor logits = view(logits_object, "logits", 2, Kind::kFloat32);
     require(logits.shape[1] > 0 && (logits.stride[1] == 1 || logits.shape[1] == 1), "logits", "must have contiguous rows");
     SampleArgs a{};
@@ -341,8 +357,8 @@ class Kernels {
       a.residual = r.data;
       a.residual_stride = r.stride;
     }
-    nb::gil_scoped_release release;
-    run_norm(pool_, isa_, a, in.rows);
+    const int64_t rows = in.rows;
+    desk_.put([this, a, rows] { run_norm(pool_, isa_, a, rows); });
   }
 
   static const float* per_head(nb::handle object, const char* name, int64_t heads) {
@@ -361,6 +377,7 @@ class Kernels {
   const Isa& isa_;
   Pool pool_;
   Arena arena_;
+  Desk desk_;
 };
 
 }  // namespace
@@ -381,6 +398,7 @@ NB_MODULE(_native, m) {
       .def_prop_ro("in_features", &QuantLinear::in_features)
       .def_prop_ro("out_features", &QuantLinear::out_features)
       .def_prop_ro("nbytes", &QuantLinear::nbytes);
+  nb::class_<Tape>(m, "Tape").def("run", &Tape::run, nb::arg("begin"), nb::arg("end")).def("__len__", &Tape::size);
   nb::class_<Kernels>(m, "Kernels")
       .def(nb::init<int, std::string>(), nb::arg("threads"), nb::arg("isa") = "")
       .def_prop_ro("isa", &Kernels::isa)
@@ -388,6 +406,9 @@ NB_MODULE(_native, m) {
       .def("linear", &Kernels::linear, nb::arg("weight"), nb::arg("bias").none(), nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
       .def("quant_linear", &Kernels::quant_linear, nb::arg("scheme"), nb::arg("blocks"), nb::arg("inputs"), nb::arg("bias").none(),
            nb::rv_policy::take_ownership, nb::keep_alive<0, 1>())
+      .def("start_tape", &Kernels::start_tape)
+      .def("taped", &Kernels::taped)
+      .def("end_tape", &Kernels::end_tape, nb::keep_alive<0, 1>())
       .def("rms_norm", &Kernels::rms_norm)
       .def("add_rms_norm", &Kernels::add_rms_norm)
       .def("rotary", &Kernels::rotary, nb::arg("positions"), nb::arg("query"), nb::arg("key").none(), nb::arg("cos_sin"), nb::arg("interleaved"))
