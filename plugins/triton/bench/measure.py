@@ -33,7 +33,7 @@ def description(where: torch.device) -> DeviceDescription:
 
 
 def seconds(runs: list[Callable[[], object]], repeat: int = 30) -> float:
-    """Median time of a call. `runs` do the same work on different memory, in turn, so that no cache keeps its answer."""
+    """Median time of a call. `runs` do the same work on different memory in turn, so that no cache keeps its answer."""
     where = device()
     for run in runs:
         run()
