@@ -79,12 +79,10 @@ def test_outcomes_are_remembered_by_content() -> None:
     assert checker.compiled == 2
 
 
-def test_a_bomb_costs_a_bounded_amount() -> None:
-    """What costs too much is refused after its fuel is spent; what looks worse than it is compiles."""
-    with pytest.raises(ParameterError, match="too big"):
-        grammar_of(StructuredOutputsParams(json={"enum": [f"{i:06d}" for i in range(24_000)]}), CHECKER)
-    for regex in ("(a{1000}){1000}", "((a|b|c){1,300}x){1,300}", "(" * 90 + "a" + "+)" * 90):
-        assert accepts(grammar_of(StructuredOutputsParams(regex=regex), CHECKER), "b") is False
+@pytest.mark.parametrize("regex", ["(a{1000}){1000}", "((a|b|c){1,300}x){1,300}", "(" * 90 + "a" + "+)" * 90])
+def test_what_looks_like_a_bomb_is_none(regex: str) -> None:
+    """Derivatives are made as they are needed, so a large count costs little (and `LIMITS` bounds what it may)."""
+    assert not accepts(grammar_of(StructuredOutputsParams(regex=regex), CHECKER), "b")
 
 
 OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
