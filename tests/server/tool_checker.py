@@ -40,7 +40,8 @@ def _add(known: dict[str, Any], delta: dict[str, Any], ids: list[str]) -> None:
         if "id" in call:
             assert set(call) == {"index", "id", "type", "function"} and call["type"] == "function"
             assert call["index"] == len(known["calls"]) and call["id"]
-            assert set(call["function"]) == {"name", "arguments"} and call["function"]["name"] and call["function"]["arguments"] == ""
+            assert set(call["function"]) == {"name", "arguments"} and call["function"]["name"]
+            assert call["function"]["arguments"] == ""
             ids.append(call["id"])
             known["calls"].append([call["function"]["name"], ""])
         else:
