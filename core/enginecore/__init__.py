@@ -7,19 +7,23 @@ from typing import TYPE_CHECKING, Any
 from enginecore._version import __version__
 
 if TYPE_CHECKING:
+    from enginecore.constraints import StructuredOutputsParams
     from enginecore.device.hookspecs import hookimpl
     from enginecore.frontend.async_llm import AsyncLLM
     from enginecore.frontend.beam_search import BeamSearchParams
     from enginecore.frontend.llm import LLM
     from enginecore.request import SamplingParams
 
-__all__ = ["LLM", "AsyncLLM", "BeamSearchParams", "SamplingParams", "__version__", "hookimpl"]
+__all__ = [
+    "LLM", "AsyncLLM", "BeamSearchParams", "SamplingParams", "StructuredOutputsParams", "__version__", "hookimpl",
+]  # fmt: skip
 
 _HOMES = {
     "LLM": "enginecore.frontend.llm",
     "AsyncLLM": "enginecore.frontend.async_llm",
     "BeamSearchParams": "enginecore.frontend.beam_search",
     "SamplingParams": "enginecore.request",
+    "StructuredOutputsParams": "enginecore.constraints",
     "hookimpl": "enginecore.device.hookspecs",
 }
 

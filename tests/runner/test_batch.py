@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
+from enginecore.plan import BeamMove
 from enginecore.request import EngineRequest, SamplingParams
 from enginecore.runner.batch import PersistentBatch
 from enginecore.scheduler import NewRequest, StepPlan
@@ -160,3 +161,26 @@ def test_a_prompt_of_one_token_has_no_log_probabilities(prompt: list[int]) -> No
 def test_an_empty_slot_is_an_error() -> None:
     with pytest.raises(AssertionError, match="slot 1 is empty"):
         PersistentBatch(2, 16, 4).request(1)
+
+
+def test_a_token_in_a_shared_block_is_computed_without_being_written() -> None:
+    batch = PersistentBatch(MAX_SEQS, MAX_LEN, 4)
+    new = [NewRequest(1, request("a", list(range(8))), list(range(8)), 8, 0, None, write_from=8)]
+    first = plan([(1, 7, 1, True)], new, [(1, 0, [5, 6])])
+    batch.apply(first)
+    assert batch.inputs(first).batch.slot_mapping.tolist() == [-1]
+    batch.append(np.array([1]), np.array([8]), [99])
+    second = plan([(1, 8, 1, True)], updates=[(1, 2, [7])])
+    batch.apply(second)
+    assert batch.inputs(second).batch.slot_mapping.tolist() == [7 * 4], "only the first step is special"
+
+
+def test_beams_take_over_tokens_and_blocks_all_at_once() -> None:
+    batch = PersistentBatch(MAX_SEQS, MAX_LEN, 4)
+    new = [NewRequest(slot, request("a", [1, 2]), [1, 2, 10 + slot, 20 + slot], 2, 0, None) for slot in range(3)]
+    batch.apply(plan([(0, 3, 1, True)], new, [(slot, 0, [slot]) for slot in range(3)]))
+    moved = plan([(slot, 4, 1, True) for slot in range(3)], updates=[(slot, 1, [10 + slot]) for slot in range(3)])
+    move = BeamMove(np.array([0, 1, 2]), np.array([1, 0, 0]), 4, [7, 8, 9])
+    batch.apply(replace(moved, moves=[move]))
+    assert batch.tokens_SL[:3, :5].tolist() == [[1, 2, 11, 21, 7], [1, 2, 10, 20, 8], [1, 2, 10, 20, 9]]
+    assert batch.block_table_SB[:3, :2].tolist() == [[1, 10], [0, 11], [0, 12]]

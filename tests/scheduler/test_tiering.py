@@ -160,6 +160,31 @@ def test_a_reset_forgets_every_tier(tmp_path: Path) -> None:
     assert harness.scheduler.stats().disk_blocks == 8, "computed after the reset: kept"
 
 
+def test_a_device_that_loses_its_cache_gets_it_back_from_below() -> None:
+    harness = TierHarness(64, num_blocks=16, chance=0.0)
+    first = request("first", PROMPT, 2)
+    harness.add(first)
+    harness.run()
+    assert harness.copies.backlog and harness.scheduler.lose_device_cache() == 8 and not harness.copies.backlog
+    harness.executor.store.clear()
+    harness._chance = 1.0
+    again = request("again", PROMPT, 2)
+    harness.add(again)
+    harness.run()
+    harness.check(again)
+    assert harness.scheduler.stats().lifted_tokens == 32
+
+
+def test_a_prompt_of_whole_blocks_comes_back_whole() -> None:
+    """But for its last token, which is computed to have something to sample from."""
+    harness = warm()
+    body = request("a", PROMPT[:32], 2)
+    harness.add(body)
+    harness.run()
+    harness.check(body)
+    assert harness.scheduler.stats().lifted_tokens == 32 and harness.outputs["a"][0].num_cached_tokens == 31
+
+
 def test_a_reset_while_blocks_come_up() -> None:
     harness = warm()
     harness._chance = 0.0

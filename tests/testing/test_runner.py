@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 
 import pytest
 from enginecore.errors import BrokenPluginError, ParameterError
+from enginecore.ops.schema import OPS
 from enginecore.testing import ConformanceProfile, DeclaredGap, Outcome, run
 from enginecore.testing.case import CaseResult
 from enginecore.testing.cases import all_cases, select
@@ -37,6 +38,7 @@ def test_case_ids_are_unique_and_select_takes_levels_and_patterns() -> None:
     cases = all_cases()
     assert len({case.id for case in cases}) == len(cases) > 400
     assert {case.level for case in select(cases, "0-2,4")} == {0, 1, 2, 4}
+    assert set(OPS) <= {case.op for case in select(cases, 1)}, "every op of the schema is tried"
     assert {case.level for case in select(cases, "L3")} == {3}
     assert [case.id for case in select(cases, None, ONE)] == [ONE]
     assert {case.op for case in select(cases, 1, "L1/rms_norm/*, gqa_7")} == {"rms_norm", "attention"}

@@ -27,20 +27,18 @@ from enginecore.device import (
     GraphRunner,
     GraphSupport,
     GroupSpec,
-    Impl,
     KVCacheLayout,
     KVCacheSpec,
     MemoryInfo,
     MemoryManager,
-    OpTable,
     Verdict,
     check_attention,
 )
 from enginecore.errors import DriverMissingError
-from enginecore.ops.reference import REFERENCE
 from enginecore.testing import ConformanceProfile, DeclaredGap, PerformanceFloor
 
 from tests.testing.toy_group import OneRank, ToyGroup
+from tests.testing.toy_ops import ToyOps
 
 CAPABILITIES = Capabilities(
     dtypes=frozenset({"float32", "bfloat16"}),
@@ -252,22 +250,6 @@ class ToyMemory(MemoryManager):
 
     def shrink_kv(self, caches: list[torch.Tensor], num_blocks: int) -> list[torch.Tensor]:
         return [cache[:, :num_blocks].clone() for cache in caches]
-
-
-class ToyOps(OpTable):
-    def __init__(self, fault: str) -> None:
-        self.fault = fault
-
-    def get(self, op: str) -> Impl | None:
-        if op == "sample" and self.fault == "sample_ignores_top_p":
-            sample = REFERENCE["sample"]
-            return Impl(lambda logits, t, k, p, m, u: sample(logits, t, k, torch.ones_like(p), m, u))
-        if op == "rms_norm" and self.fault == "norm_without_eps":
-            return Impl(lambda x, w, eps: REFERENCE["rms_norm"](x, w, 0.0))
-        if op == "rotary_embedding" and self.fault == "rotary_not_in_place":
-            rotate = REFERENCE["rotary_embedding"]
-            return Impl(lambda positions, q, k, table, pairs: rotate(positions, q.clone(), k.clone(), table, pairs))
-        return Impl(REFERENCE[op]) if op in REFERENCE else None
 
 
 class ToyGraphs(GraphRunner):

@@ -121,7 +121,8 @@ class Engine:
         return stats
 
     def sleep(self, level: int = 1) -> None:
-        """Give the device's memory back until `wake_up`: weights wait in host memory, cached prefixes are forgotten."""
+        """Give the device's memory back until `wake_up`: weights wait in host memory, what the device has
+        cached is forgotten (lower tiers keep what they have)."""
         if level != 1:
             raise UnsupportedError(f"sleep level {level} is not supported", fix="level 1 keeps weights in host memory")
         if self.has_work():
@@ -129,9 +130,10 @@ class Engine:
         if not isinstance(self.executor, Sleeping):
             raise UnsupportedError("this engine's executor cannot give memory back while idle")
         if not self._asleep:
+            self.scheduler.lose_device_cache()
             self.executor.sleep()
             self._asleep = True
-            self.reset_prefix_cache()
+            self._publish_events()
 
     def wake_up(self) -> None:
         """Undo `sleep`. Raises OutOfDeviceMemory, and may be tried again."""

@@ -136,9 +136,8 @@ def json_grammar(schema: Any, param: str, *, whitespace: dict[str, Any] | None =
     """The grammar of JSON that a schema allows."""
     schema = schema_of(schema, param)
     try:
-        text: str = llguidance.LLMatcher.grammar_from_json_schema(
-            json.dumps(schema), overrides=whitespace or {"whitespace_pattern": WHITESPACE}
-        )
+        options: Any = whitespace or {"whitespace_pattern": WHITESPACE}
+        text: str = llguidance.LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options)
     except ValueError as error:
         raise ParameterError(f"{param} cannot be used: {error}", param=param) from error
     return text

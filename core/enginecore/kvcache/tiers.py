@@ -280,6 +280,13 @@ class Tiers:
         self._results.wait(timeout)
         self._results.drain()
 
+    def settle_copies(self) -> None:
+        """Wait until nothing is copied from or to the device any more."""
+        self.submit()
+        while self._copies.backlog:
+            self.wait(0.1)
+        self.poll()
+
     def saving(self, hashes: list[bytes]) -> bool:
         """Whether copies of some of these are under way, to host memory."""
         return any(self.host.knows(each) and self.host.slot(each) is None for each in hashes)

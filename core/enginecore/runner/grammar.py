@@ -284,7 +284,8 @@ class Grammars:
 
 def _bit(token: int) -> np.int32:
     """The word of a mask that has only this token's bit."""
-    return np.array([1 << (token & 31)], np.uint32).view(np.int32)[0]
+    word: np.int32 = np.array([1 << (token & 31)], np.uint32).view(np.int32)[0]
+    return word
 
 
 def missing_logits(requests: list[tuple[int, EngineRequest]]) -> dict[int, str]:

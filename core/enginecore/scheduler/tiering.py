@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from enginecore.kvcache import BlockPool
+from enginecore.kvcache.hashing import token_bytes
 from enginecore.kvcache.tiers import Tiers, Transfer
 from enginecore.request import EngineStats
 from enginecore.scheduler.costs import Costs
@@ -51,7 +52,10 @@ class Tiering(Sharing):
         tiers, size = self.tiers, self.config.block_size
         if tiers is None or sequence.lifted == TO_DEVICE or not sequence.reads_cache or not self.config.prefix_caching:
             return False
-        begin, limit = cached // size, (len(sequence.token_ids) - 1) // size
+        last = len(sequence.token_ids) - 1
+        begin, limit = cached // size, self.kv.num_shared(last)
+        if cached == last:
+            return False
         hashes = sequence.table.hashes[begin:limit]
         in_host, total = tiers.reach(hashes)
         costs, seconds = self.costs, tiers.seconds.get
@@ -90,9 +94,12 @@ class Tiering(Sharing):
         if lift.to_device:
             arrived = transfer.arrived if self.kv.publishes(table) else 0
             for i in range(lift.first, lift.first + arrived):
-                if self.pool.set_hash(table.blocks[i], table.hashes[i], table.tenant) and self.events is not None:
+                if not self.pool.set_hash(table.blocks[i], table.hashes[i], table.tenant):
+                    continue
+                tokens = sequence.token_ids[i * size : (i + 1) * size]
+                self.kv.note(table, i, token_bytes(tokens))
+                if self.events is not None:
                     parent = table.hashes[i - 1] if i else None
-                    tokens = sequence.token_ids[i * size : (i + 1) * size]
                     self._tell_stored(sequence, [table.hashes[i]], parent, tokens)
             self.kv.free(table)
             self._counts.lifted_tokens += arrived * size
@@ -155,6 +162,14 @@ class Tiering(Sharing):
             return False
         self.tiers.wait(timeout)
         return True
+
+    def lose_device_cache(self) -> int:
+        """The device is about to lose its cache, and nothing runs: let moves come to their end, and forget what is
+        cached there. Returns how many blocks were forgotten."""
+        if self.tiers is not None:
+            self.tiers.settle_copies()
+            self._take_in()
+        return self.kv.reset()
 
     def tidy(self) -> bool:
         """Take in what has been moved while nothing runs; whether something still is."""

@@ -20,6 +20,7 @@ from enginecore.server.completions import completions
 from enginecore.server.errors import ApiError
 from enginecore.server.gate import Gate
 from enginecore.server.messages import count_tokens, messages
+from enginecore.server.openapi import describing
 from enginecore.server.state import ServerState
 from enginecore.server.tokens import detokenize, tokenize
 
@@ -64,10 +65,13 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
 )
 
 
+ROUTES = (*_ROUTES, ("GET", "/openapi.json", describing(_ROUTES)))
+
+
 class App:
     """The application. `state` is what the routes share; `routes` are (method, path, handler)."""
 
-    routes = _ROUTES
+    routes = ROUTES
 
     def __init__(self, app: ASGIApp, state: ServerState) -> None:
         self._app = app
@@ -83,7 +87,7 @@ def create_app(llm: AsyncLLM, args: ServerArgs | None = None, *, max_waiting: in
     limit = args.max_waiting if args.max_waiting is not None else max_waiting
     state = ServerState(llm, args, limit)
     methods: dict[str, dict[str, Handler]] = {}
-    for method, path, handler in _ROUTES:
+    for method, path, handler in ROUTES:
         methods.setdefault(path, {})[method] = handler
     routes = [Route(path, _Endpoint(state, handlers)) for path, handlers in methods.items()]
     router = Router(routes, redirect_slashes=False, default=_unknown_path)

@@ -132,6 +132,10 @@ def test_doctor_says_something_true_of_this_machine() -> None:
     assert all(finding.ok or finding.fix for finding in findings)
 
 
-def test_manifest_needs_no_torch() -> None:
-    code = "import enginecore_cuda.plugin as p, sys; p.enginecore_manifest(); assert 'torch' not in sys.modules"
+def test_manifest_and_probe_load_neither_torch_nor_kernels() -> None:
+    code = (
+        "import sys, enginecore_cuda.plugin as p; from enginecore.device import ProbeContext\n"
+        "p.enginecore_manifest(); p.enginecore_probe(ProbeContext(device='cuda', torch_build='2.13.0+cpu'))\n"
+        "assert not {'torch', 'triton', 'enginecore_triton'} & set(sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

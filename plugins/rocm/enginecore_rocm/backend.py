@@ -84,4 +84,6 @@ def create(ctx: BackendContext) -> RocmBackend:
     import torch
     from enginecore.device.accelerator import TorchRuntime
 
-    return RocmBackend(ctx, TorchRuntime(torch.cuda, "cuda", "CUDAGraph"))
+    # Threads that copy blocks meanwhile may go on; what they do is not recorded.
+    runtime = TorchRuntime(torch.cuda, "cuda", "CUDAGraph", capture_error_mode="thread_local")
+    return RocmBackend(ctx, runtime)

@@ -161,9 +161,20 @@ def unreached(jobs: list[Job]) -> list[str]:
 
 def run(jobs: list[Job], workers: int) -> list[Outcome]:
     if workers <= 1 or len(jobs) < 4:
-        return [run_job(job) for job in jobs]
+        return [_told(run_job(job)) for job in jobs]
     with ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn")) as pool:
-        return list(pool.map(run_job, jobs, chunksize=2))
+        return [_told(outcome) for outcome in pool.map(run_job, jobs, chunksize=2)]
+
+
+def _told(outcome: Outcome) -> Outcome:
+    """Problems are told as they come: all of it takes minutes."""
+    if outcome.problem:
+        print(line_of(outcome), file=sys.stderr, flush=True)
+    return outcome
+
+
+def line_of(o: Outcome) -> str:
+    return f"{o.op} {o.case} on {o.target} ({o.row}): {o.problem}"
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -179,9 +190,7 @@ def main(argv: list[str] | None = None) -> int:
     started = time.monotonic()
     jobs = [job for op in options.op or op_names() for job in jobs_for(op, options.arch or list(TARGETS))]
     outcomes = run(jobs, options.jobs)
-    problems = [f"{o.op} {o.case} on {o.target} ({o.row}): {o.problem}" for o in outcomes if o.problem]
-    if not options.op and not options.arch:
-        problems += unreached(jobs)
+    missing = [] if options.op or options.arch else unreached(jobs)
     if options.json:
         print(json.dumps([asdict(outcome) for outcome in outcomes], indent=1))
     else:
@@ -193,9 +202,9 @@ def main(argv: list[str] | None = None) -> int:
 
         options.write.write_text(page(outcomes))
     print(f"{len(outcomes)} compiled in {time.monotonic() - started:.0f} s", file=sys.stderr)
-    for problem in problems:
+    for problem in missing:
         print(problem, file=sys.stderr)
-    return 1 if problems else 0
+    return 1 if missing or any(o.problem for o in outcomes) else 0
 
 
 if __name__ == "__main__":

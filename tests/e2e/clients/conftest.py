@@ -11,7 +11,7 @@ from tests.serving import SMALL, ServerProcess
 KEY = "open-sesame"
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     log = tmp_path_factory.mktemp("clients") / "log"
     with ServerProcess(*SMALL, "--api-key", KEY, log=log) as running:

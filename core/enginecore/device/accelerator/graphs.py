@@ -6,6 +6,7 @@ graph that has not been captured is told from those that have: what the first to
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -88,7 +89,8 @@ class PooledGraphs(GraphRunner):
 
     def _drop(self, graph: Graph) -> None:
         """After a failed capture: neither the graph nor a stream in capture mode may be left behind."""
-        graph.reset()
+        with contextlib.suppress(Exception):  # what was never a whole graph may refuse
+            graph.reset()
         if not self._captured:
             self._pool = None
         self._runtime.synchronize()

@@ -203,13 +203,13 @@ def rehearse(attention: AttentionBackend, query: AttentionQuery, device: torch.d
         alibi_slopes=ones_H if "alibi" in features else None,
         causal="non_causal" not in features,
     )
-    # A prompt, a first decode step, and one far into a text, all over the same block.
-    for tokens, length in ((4, 4), (1, 1), (1, 32 * query.block_size)):
+    # A prompt (longer than what is decoded at once), a first decode step, and one far into a text, all over one block.
+    for tokens, length in ((33, 33), (1, 1), (1, 32 * query.block_size)):
         metadata = AttentionMetadata(
             query_start_loc=torch.tensor([0, tokens], dtype=torch.int32, device=device),
             seq_lens=torch.tensor([length], dtype=torch.int32, device=device),
             block_table=torch.ones(1, -(-length // query.block_size), dtype=torch.int32, device=device),
-            slot_mapping=torch.arange(query.block_size, query.block_size + tokens, device=device),
+            slot_mapping=torch.arange(tokens, device=device) % query.block_size + query.block_size,
             max_query_len=tokens,
             max_seq_len=length,
         )

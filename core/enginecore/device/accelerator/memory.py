@@ -101,7 +101,9 @@ class PooledMemory(MemoryManager):
         """The memory goes back to the allocator with the last cache of its pool, whoever else holds the tensors."""
         for cache in caches:
             key = _key(cache)
-            pool = self._pools[key]
+            pool = self._pools.get(key)
+            if pool is None:  # not from here: its memory goes with its last holder
+                continue
             pool.held -= 1
             if not pool.held:
                 del self._pools[key]

@@ -7,7 +7,8 @@ are proved that way, on any machine.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -101,10 +102,12 @@ class TorchRuntime:
     """A `Runtime` over one of torch's device modules, which the plugin passes in.
 
     `graph_class` names the module's class of graphs; where the module has none, nothing can be captured.
+    `capture_options` go to the module's `graph`.
     """
 
-    def __init__(self, module: Any, kind: str, graph_class: str) -> None:
+    def __init__(self, module: Any, kind: str, graph_class: str, **capture_options: Any) -> None:
         self._module, self.kind, self._graph_class, self._index = module, kind, graph_class, 0
+        self._capture_options = capture_options
 
     def device_count(self) -> int:
         return int(self._module.device_count())
@@ -176,9 +179,15 @@ class TorchRuntime:
     def new_graph_pool(self) -> Any:
         return self._module.graph_pool_handle()
 
-    def capturing(self, graph: Graph, pool: Any) -> AbstractContextManager[Any]:
-        context: AbstractContextManager[Any] = self._module.graph(graph, pool=pool)
-        return context
+    @contextmanager
+    def capturing(self, graph: Graph, pool: Any) -> Iterator[None]:
+        before = self.current_stream()
+        try:
+            with self._module.graph(graph, pool=pool, **self._capture_options):
+                yield
+        finally:
+            # torch leaves its recording stream current when the end of a recording fails.
+            self._module.set_stream(before)
 
     def manual_seed(self, seed: int) -> None:
         self._module.manual_seed_all(seed)

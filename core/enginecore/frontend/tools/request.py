@@ -88,7 +88,8 @@ def _named(choice: dict[str, Any]) -> tuple[Literal["auto", "required"], list[st
             return "required", [name]
         raise ParameterError("tool_choice.function.name is missing", param="tool_choice")
     if choice.get("type") == "allowed_tools":
-        allowed = choice.get("allowed_tools") if isinstance(choice.get("allowed_tools"), dict) else choice
+        inner = choice.get("allowed_tools")
+        allowed: dict[str, Any] = inner if isinstance(inner, dict) else choice
         mode, entries = allowed.get("mode", "auto"), allowed.get("tools")
         if mode in ("auto", "required") and isinstance(entries, list) and entries:
             return mode, [_allowed_name(entry) for entry in entries]

@@ -40,7 +40,7 @@ class AttentionCall:
 
     @property
     def num_seqs(self) -> int:
-        return self.seq_lens.shape[0]
+        return int(self.seq_lens.shape[0])
 
     @property
     def block_d(self) -> int:
@@ -67,7 +67,7 @@ def cache_format(cache: torch.Tensor) -> tuple[torch.Tensor, str]:
 
 
 def block_size_of(cache: torch.Tensor, head_size: int) -> int:
-    return cache.shape[3] // (head_size + 4) if cache.dtype == torch.int8 else cache.shape[3]
+    return int(cache.shape[3]) // (head_size + 4) if cache.dtype == torch.int8 else int(cache.shape[3])
 
 
 def make_call(

@@ -109,18 +109,19 @@ def attend_tiles(
     q_MD, sum_MD, top_M, total_M, key_ptr, value_ptr, table_ptr, stride_block, start, end, length, position_M,
     scale, soft_cap, window, slope_M,
     MASKED: tl.constexpr, CAUSAL: tl.constexpr, HEAD_SIZE: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr, FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, FORMAT: tl.constexpr, NATIVE_FP8: tl.constexpr, BLOCK_N: tl.constexpr, ONE: tl.constexpr,
 ):  # fmt: skip
     """Attend positions `start` (a multiple of BLOCK_N) to `end`; without MASKED all of them are visible to all rows.
 
     `key_ptr`, `value_ptr`: the head's piece of block 0; `table_ptr`: the sequence's row of the block table; `length`:
     positions that are filled; `position_M`: where each row's token stands. Products of float32 stay float32.
+    ONE: a tile or two, for which it is not worth having several in flight.
     """
     offs_D = tl.arange(0, BLOCK_D)
     # A tile's place in the table is read one tile ahead: a load whose address comes from another load of the same round
     # keeps the compiler from having several rounds in flight.
     block_N = load_blocks(table_ptr, start, length, BLOCK_SIZE, BLOCK_N)
-    for tile in range(start, end, BLOCK_N):
+    for tile in tl.range(start, end, BLOCK_N, num_stages=1 if ONE else None):
         position_N = tile + tl.arange(0, BLOCK_N)
         inside_N = position_N < length
         place_N = position_N % BLOCK_SIZE

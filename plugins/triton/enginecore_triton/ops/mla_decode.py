@@ -37,7 +37,7 @@ def _attend_latents(
 ):  # fmt: skip
     offs_L, offs_R = tl.arange(0, LATENT), LATENT + tl.arange(0, ROPE)
     block_N = load_blocks(table_ptr, start, length, BLOCK_SIZE, BLOCK_N)  # one tile ahead, as in ops/_tile.py
-    for tile in range(start, end, BLOCK_N):
+    for tile in tl.range(start, end, BLOCK_N, num_stages=1 if MASKED else None):  # masked: the last tile or two
         position_N = tile + tl.arange(0, BLOCK_N)
         row_N = block_N.to(tl.int64) * stride_block + (position_N % BLOCK_SIZE) * (LATENT + ROPE)
         block_N = load_blocks(table_ptr, tile + BLOCK_N, length, BLOCK_SIZE, BLOCK_N)
@@ -60,7 +60,7 @@ def _attend_latents(
     return sum_ML, top_M, total_M
 
 
-@triton.jit(do_not_specialize=["num_parts"])
+@triton.jit(do_not_specialize=["num_parts", "stride_table"])
 def _mla_decode(
     q_ptr, cache_ptr, table_ptr, lengths_ptr, starts_ptr, out_ptr, part_ptr, log_ptr, scale, num_parts, heads,
     stride_q_token, stride_q_head, stride_block, stride_table, stride_out_token, stride_out_head,

@@ -33,7 +33,7 @@ MAX_QUERY = 8
 LEAST_PART = 128
 
 
-@triton.jit(do_not_specialize=["num_parts", "window"])
+@triton.jit(do_not_specialize=["num_parts", "window", "stride_table"])
 def _paged_decode(
     q_ptr, cache_ptr, table_ptr, lengths_ptr, starts_ptr, out_ptr, part_ptr, log_ptr, key_scale_ptr, value_scale_ptr,
     sinks_ptr, slopes_ptr, scale, soft_cap, window, num_parts,
@@ -92,12 +92,13 @@ def _paged_decode(
         sum_MD, top_M, total_M = attend_tiles(
             q_MD, sum_MD, top_M, total_M, key_ptr, value_ptr, table_ptr, stride_block, begin, open_end, length,
             position_M, scale, soft_cap, window, slope_M, False, CAUSAL, HEAD_SIZE, BLOCK_D, BLOCK_SIZE, FORMAT,
-            NATIVE_FP8, BLOCK_N,
+            NATIVE_FP8, BLOCK_N, False,
         )  # fmt: skip
         begin = tl.maximum(open_end, begin)
     sum_MD, top_M, total_M = attend_tiles(
         q_MD, sum_MD, top_M, total_M, key_ptr, value_ptr, table_ptr, stride_block, begin, end, length, position_M,
         scale, soft_cap, window, slope_M, True, CAUSAL, HEAD_SIZE, BLOCK_D, BLOCK_SIZE, FORMAT, NATIVE_FP8, BLOCK_N,
+        window is None,
     )  # fmt: skip
 
     value_scale = load_scale(value_scale_ptr, kv_head, FORMAT, NATIVE_FP8)

@@ -36,7 +36,7 @@ def _find_sequence(starts_ptr, block, num_seqs, BLOCK_Q: tl.constexpr):
     return low - 1
 
 
-@triton.jit(do_not_specialize=["num_seqs", "window"])
+@triton.jit(do_not_specialize=["num_seqs", "window", "stride_table"])
 def _paged_prefill(
     q_ptr, cache_ptr, table_ptr, lengths_ptr, starts_ptr, out_ptr, key_scale_ptr, value_scale_ptr,
     sinks_ptr, slopes_ptr, scale, soft_cap, window, num_seqs,
@@ -90,12 +90,13 @@ def _paged_prefill(
         sum_MD, top_M, total_M = attend_tiles(
             q_MD, sum_MD, top_M, total_M, key_ptr, value_ptr, table_ptr, stride_block, begin, open_end, length,
             position_M, scale, soft_cap, window, slope_M, False, CAUSAL, HEAD_SIZE, BLOCK_D, BLOCK_SIZE, FORMAT,
-            NATIVE_FP8, BLOCK_N,
+            NATIVE_FP8, BLOCK_N, False,
         )  # fmt: skip
         begin = open_end
     sum_MD, top_M, total_M = attend_tiles(
         q_MD, sum_MD, top_M, total_M, key_ptr, value_ptr, table_ptr, stride_block, begin, end, length, position_M,
         scale, soft_cap, window, slope_M, True, CAUSAL, HEAD_SIZE, BLOCK_D, BLOCK_SIZE, FORMAT, NATIVE_FP8, BLOCK_N,
+        False,
     )  # fmt: skip
 
     value_scale = load_scale(value_scale_ptr, kv_head, FORMAT, NATIVE_FP8)
