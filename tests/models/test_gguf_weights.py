@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from enginecore.errors import ModelError
 from enginecore.models.gguf_weights import GGUFTensors
 from enginecore.models.loader import load_model
+from enginecore.models.quantization import SIMPLER
 from enginecore.models.store import resolve_model
 
 from tests.models.tiny import make_tiny, tiny_tokens
 from tests.models.tiny_gguf import write_gguf
 from tests.models.torch_backend import Paged, TorchBackend
+from tests.ops.test_kquants import random_weight
 
 
 @pytest.mark.model
@@ -64,6 +68,31 @@ def test_quantised_matrices_equal_the_library_s_dequantisation(quant: str, tmp_p
     tensors.read_into(name, out)
     data = oracle.state_dict()[name].numpy()
     assert torch.equal(out, torch.from_numpy(gguf.quants.dequantize(gguf.quants.quantize(data, kind), kind)))
+
+
+@pytest.mark.parametrize("quant", ["Q4_K", "Q6_K"])
+def test_k_quants_are_served_in_simpler_blocks(quant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library cannot write K-quants: their blocks are drawn. A model over them gives the logits of their values."""
+    kind, scheme = gguf.GGMLQuantizationType[quant], quant.lower()
+
+    def drawn(data: np.ndarray, _: object) -> np.ndarray:
+        weight = random_weight(scheme, *data.shape)
+        return weight.data_OB.numpy()
+
+    monkeypatch.setattr(gguf.quants, "quantize", drawn)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, make_tiny("llama", hidden_size=256, intermediate_size=512), "llama", quant=kind)
+    monkeypatch.undo()
+    backend = TorchBackend()
+    backend.capabilities = replace(backend.capabilities, quantizations=frozenset({SIMPLER[scheme]}))
+    logits = [
+        Paged(load_model(resolve_model(str(path)), backend=backend, dtype="float32", quantization=how), backend).step(
+            {"a": tiny_tokens(9)}
+        )
+        for how in ("gguf", None)
+    ]
+    error = (logits[0] - logits[1]).pow(2).mean() / logits[1].var()
+    assert 0 < float(error) < 1e-2  # they differ by rounding, and by no more
 
 
 @pytest.mark.parametrize(

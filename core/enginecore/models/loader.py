@@ -103,7 +103,8 @@ def load_model(
     shape, model = inspect_meta(files, dtype)
     ops = ops or Ops(backend.ops, dtype=dtype)
     checkpoint = Checkpoint(files, model)
-    weights = Materializer(checkpoint, backend.torch_device(), ops.get("pack_linear", dtype), quantization)
+    weights = Materializer(checkpoint, backend.torch_device(), ops.get("pack_linear", dtype), quantization,
+                           backend.capabilities.quantizations)  # fmt: skip
     obstacle = why_not_fused(model, shape.calls) if fuse else "fusion is off"
     implementation: _Forward
     if obstacle is None:

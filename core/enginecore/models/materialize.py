@@ -14,6 +14,8 @@ from torch import nn
 from enginecore.errors import ModelError
 from enginecore.layers.linear import JoinedLinear, PackedEmbedding, PackedLinear
 from enginecore.models.checkpoint import Checkpoint
+from enginecore.models.quantization import SIMPLER
+from enginecore.ops.kquants import simpler
 from enginecore.ops.quantized import QuantizedWeight, can_quantize_int8, quantize_int8
 
 if TYPE_CHECKING:
@@ -30,13 +32,18 @@ _INITIALIZED = "_is_hf_initialized"
 
 
 class Materializer:
-    """Reads weights of `checkpoint` onto `device`. `bytes` counts what it made."""
+    """Reads weights of `checkpoint` onto `device`. `bytes` counts what it made. `schemes` are those of the device."""
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, pack: Pack, quantization: str | None = None
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        pack: Pack,
+        quantization: str | None = None,
+        schemes: frozenset[str] = frozenset(),
     ) -> None:
         self.checkpoint, self.device, self.bytes = checkpoint, device, 0
-        self._pack, self._quantization = pack, quantization
+        self._pack, self._quantization, self._schemes = pack, quantization, schemes
 
     def tensor(self, name: str) -> torch.Tensor:
         """One parameter in the model's dtype."""
@@ -70,7 +77,12 @@ class Materializer:
         names = [f"{prefix}.weight" for prefix in prefixes]
         read = (self.checkpoint.read_quantized(name, self.checkpoint.parameters[name].dtype) for name in names)
         found = [weight for weight in read if weight is not None]
-        return found if len(found) == len(names) else []
+        return [self._as_served(weight) for weight in found] if len(found) == len(names) else []
+
+    def _as_served(self, weight: QuantizedWeight) -> QuantizedWeight:
+        if weight.scheme in self._schemes or weight.scheme not in SIMPLER:
+            return weight
+        return simpler(weight, SIMPLER[weight.scheme])
 
     def _stack(self, names: list[str]) -> torch.Tensor:
         likes = [self.checkpoint.parameters[name] for name in names]
