@@ -34,7 +34,7 @@ def first_token(client: InprocClient, prompt: list[int]) -> tuple[float, int, in
 
 def settle(client: InprocClient) -> None:
     """Until copies and writes are done: the question is what a hit costs, not how soon it is one."""
-    while client._engine.when_idle():
+    while client._engine.tidy():
         time.sleep(0.005)
 
 

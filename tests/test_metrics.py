@@ -14,7 +14,7 @@ def test_exposition() -> None:
     metrics.tokens(3)
     metrics.finished("abort", 1.5, 7, 3)
     families = {family.name: family for family in text_string_to_metric_families(metrics.render().decode())}
-    value = {name: family.samples[0].value for name, family in families.items()}
+    value = {name: family.samples[0].value for name, family in families.items() if family.samples}
     assert value["enginecore:num_requests_running"] == 2 and value["enginecore:num_requests_waiting"] == 1
     assert value["enginecore:kv_cache_usage_perc"] == 0.5 and value["enginecore:num_preemptions"] == 3
     assert value["enginecore:prompt_tokens"] == 7 and value["enginecore:generation_tokens"] == 3

@@ -50,7 +50,7 @@ def replayed(socket: Any, first: int) -> list[tuple[int, Any]]:
 
 def test_the_wire_format(sockets: Any) -> None:
     endpoint, replay = (f"tcp://127.0.0.1:{free_port()}" for _ in range(2))
-    publisher = EventPublisher(endpoint, "kv@pod@model", replay, keep=2)
+    publisher = EventPublisher(endpoint.replace("127.0.0.1", "*"), "kv@pod@model", replay, keep=2)
     try:
         subscriber = sockets(zmq.SUB, endpoint)
         asking = sockets(zmq.DEALER, replay)
@@ -99,9 +99,48 @@ def test_an_engine_publishes_what_it_caches(sockets: Any, config_only: str) -> N
         client.shutdown()
 
 
+def test_an_address_without_a_wildcard_is_a_routers(sockets: Any) -> None:
+    """It binds, and pods connect to it."""
+    context = zmq.Context()
+    router = context.socket(zmq.SUB)
+    router.setsockopt(zmq.RCVTIMEO, 10_000)
+    router.setsockopt(zmq.SUBSCRIBE, b"kv@")
+    endpoint = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
+    publisher = EventPublisher(endpoint, "kv@pod@model")
+    try:
+        while not router.poll(50):
+            publisher.publish([AllBlocksCleared()])
+        assert router.recv_multipart()[0] == b"kv@pod@model"
+    finally:
+        publisher.close()
+        context.destroy(0)
+
+
+def test_a_long_replay_arrives_whole(sockets: Any) -> None:
+    """Longer than what sockets hold back by themselves."""
+    replay = f"tcp://127.0.0.1:{free_port()}"
+    publisher = EventPublisher(f"tcp://*:{free_port()}", "kv@pod@model", replay)
+    try:
+        for i in range(3000):
+            publisher.publish([BlockRemoved([i])])
+        asking = sockets(zmq.DEALER, replay)
+        found: list[tuple[int, Any]] = []
+        while len(found) < 3000:
+            found = replayed(asking, 0)
+        assert [number for number, _ in found] == list(range(3000))
+    finally:
+        publisher.close()
+
+
+@pytest.mark.parametrize("address", ["tcp://no-such-host.invalid:5557", "tcp://127.0.0.1", "nonsense", "tcp://*:99999"])
+def test_an_address_that_is_none(address: str) -> None:
+    with pytest.raises(ParameterError, match="kv_events_endpoint"):
+        EventPublisher(address, "kv@pod@model")
+
+
 @pytest.mark.parametrize("field", ["kv_events_endpoint", "kv_events_replay"])
 def test_an_address_that_cannot_be_bound(config_only: str, field: str) -> None:
-    addresses = {"kv_events_endpoint": f"tcp://127.0.0.1:{free_port()}", field: "tcp://nowhere"}
+    addresses = {"kv_events_endpoint": f"tcp://*:{free_port()}", field: "tcp://nowhere"}
     args = EngineArgs(model=config_only, device="sim", num_blocks=64, max_model_len=256, **addresses)
     with pytest.raises(ParameterError, match=field):
         InprocClient(args)

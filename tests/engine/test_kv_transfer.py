@@ -15,7 +15,7 @@ from enginecore.request import EngineOutput, EngineRequest, SamplingParams
 from enginecore_sim import expected_tokens
 
 Start = Callable[..., InprocClient]
-PROMPT = [7, 1, 9, 4] * 12
+PROMPT = [*[7, 1, 9, 4] * 12, 5]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def tokens(outputs: list[EngineOutput]) -> list[int]:
 
 
 def settle(client: InprocClient) -> dict[str, int]:
-    while client._engine.when_idle():
+    while client._engine.tidy():
         pass
     figures: dict[str, int] = client.call("memory")
     return figures
@@ -62,11 +62,11 @@ def test_prompts_come_back_from_host_memory(start: Start) -> None:
     flood(client)
     again = ask(client, PROMPT)
     assert tokens(again) == first == expected_tokens(PROMPT, 4, vocab_size=1000)
-    assert again[0].num_cached_tokens == 32
+    assert again[0].num_cached_tokens == 48
     figures = settle(client)
-    assert figures["host_loaded"] == 2 and figures["in_use"] == 0 and figures["host_slots"] == (1 << 20) // 128
+    assert figures["host_loaded"] == 3 and figures["in_use"] == 0 and figures["host_slots"] == (1 << 20) // 128
     stats = client.step().stats
-    assert stats.lifted_tokens == 32 and stats.host_blocks == figures["host_blocks"] > 2
+    assert stats.lifted_tokens == 48 and stats.host_blocks == figures["host_blocks"] > 2
 
 
 def test_a_restart_finds_prompts_on_disk(start: Start, tmp_path: Path, config_only: str) -> None:
@@ -75,8 +75,8 @@ def test_a_restart_finds_prompts_on_disk(start: Start, tmp_path: Path, config_on
     first.shutdown()  # what is under way is written first
     again = start(kv_disk=str(tmp_path / "kv"))
     outputs = ask(again, PROMPT)
-    assert tokens(outputs) == answer and outputs[0].num_cached_tokens == 32
-    assert settle(again)["disk_read"] == 2
+    assert tokens(outputs) == answer and outputs[0].num_cached_tokens == 48
+    assert settle(again)["disk_read"] == 3
     other = start(kv_disk=str(tmp_path / "kv"), block_size=8, num_blocks=32)
     assert settle(other)["disk_blocks"] == 0, "another layout has nothing in common with it"
     (told,) = again.call("explain", ["a"])

@@ -203,6 +203,9 @@ def test_requests_wait_for_their_grammar_and_others_do_not(llm: LLM, monkeypatch
 def test_no_tokenizer_no_grammar() -> None:
     store = GrammarStore(64)
     assert "no tokenizer" in str(store.compile('start: "a"').result(10))
+    store.use_tokenizer("{}", [0])
+    store.warm_up()
+    assert "cannot follow a grammar" in str(store.compile('start: "a"').result(10))
     store.shutdown()
 
 

@@ -253,9 +253,9 @@ class ToyMemory(MemoryManager):
 
 
 class ToyGraphs(GraphRunner):
-    """A "graph" is the function and its inputs, and 4 MiB of the toy's memory."""
+    """A "graph" is the function and its inputs, and 16 MiB of the toy's memory."""
 
-    SIZE = 4 * 2**20
+    SIZE = 16 * 2**20
 
     def __init__(self, fault: str, memory: ToyMemory) -> None:
         self.fault, self.memory = fault, memory

@@ -245,7 +245,8 @@ KvEventsEndpoint = Annotated[
     str | None,
     typer.Option(
         metavar="ADDRESS",
-        help="Publish changes of the prefix cache there over ZeroMQ, such as tcp://*:5557, for prefix-aware routers.",
+        help="Publish changes of the prefix cache over ZeroMQ, for prefix-aware routers: tcp://*:5557 waits for them "
+        "there, and an address without a wildcard is that of a router to connect to.",
         rich_help_panel=ADVANCED,
     ),
 ]

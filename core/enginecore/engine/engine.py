@@ -153,9 +153,12 @@ class Engine:
         """What grammars are followed with; see `GrammarStore.use_tokenizer`."""
         self._grammars.use_tokenizer(serialized, eos_token_ids)
 
-    def when_idle(self) -> bool:
-        """Nothing to do for a while: prepare what a request would have to wait for. Whether there is more to do."""
+    def when_idle(self) -> None:
+        """Nothing to do for a while: prepare what a request would have to wait for."""
         self._grammars.warm_up()
+
+    def tidy(self) -> bool:
+        """Nothing to do: take in what has been moved between memories. Whether something still is."""
         return self.scheduler.tidy()
 
     def pin(self, token_ids: list[int], seconds: float, cache_salt: str | None = None) -> dict[str, Any] | None:

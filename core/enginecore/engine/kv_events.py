@@ -39,7 +39,11 @@ class EventBatch(msgspec.Struct, array_like=True, omit_defaults=True, gc=False):
 
 
 class EventPublisher:
-    """Binds `endpoint` and, where given, `replay`. ParameterError when one cannot be bound."""
+    """Binds `endpoint` when it has a wildcard (tcp://*:5557) or is local (ipc://, inproc://), and connects to any
+    other, as vLLM's does: then it is the address of a router that listens for many. Binds `replay`, where given.
+
+    Raises ParameterError when an address cannot be bound, or is none.
+    """
 
     def __init__(self, endpoint: str, topic: str, replay: str | None = None, keep: int = KEEP) -> None:
         self._context = zmq.Context()
@@ -48,21 +52,31 @@ class EventPublisher:
         self._queue: queue.Queue[list[KVCacheEvent]] = queue.Queue(MAX_QUEUED)
         self._quit = threading.Event()
         try:
-            self._out = self._bind(zmq.PUB, endpoint, "kv_events_endpoint")
-            self._replay = None if replay is None else self._bind(zmq.ROUTER, replay, "kv_events_replay")
+            bind = "*" in endpoint or "::" in endpoint or endpoint.startswith(("ipc://", "inproc://"))
+            self._out = self._open(zmq.PUB, endpoint, "kv_events_endpoint", bind=bind)
+            self._replay = None
+            if replay is not None:
+                self._replay = self._open(zmq.ROUTER, replay, "kv_events_replay", bind=True)
         except ParameterError:
             self._context.destroy(0)
             raise
         self._thread = threading.Thread(target=self._run, name="enginecore-kv-events", daemon=True)
         self._thread.start()
 
-    def _bind(self, kind: int, endpoint: str, param: str) -> zmq.Socket[bytes]:
-        bound: zmq.Socket[bytes] = self._context.socket(kind)
+    def _open(self, kind: int, endpoint: str, param: str, *, bind: bool) -> zmq.Socket[bytes]:
+        opened: zmq.Socket[bytes] = self._context.socket(kind)
+        # Who asks for a replay may be slower than it is told; what cannot be sent to a subscriber is its loss.
+        opened.set_hwm(0 if kind == zmq.ROUTER else MAX_QUEUED)
         try:
-            bound.bind(endpoint)
-        except zmq.ZMQError as error:
-            raise ParameterError(f"{param}: {endpoint!r} cannot be bound: {error}", param=param) from error
-        return bound
+            _check(endpoint, resolve=not bind)
+            if bind:
+                opened.bind(endpoint)
+            else:
+                opened.connect(endpoint)
+        except (zmq.ZMQError, OSError) as error:
+            how = "bound" if bind else "connected to"
+            raise ParameterError(f"{param}: {endpoint!r} cannot be {how}: {error}", param=param) from error
+        return opened
 
     def publish(self, events: list[KVCacheEvent]) -> None:
         """Hand a batch to the thread; never waits. Batches that do not fit are lost and logged."""
@@ -99,6 +113,17 @@ class EventPublisher:
             if number >= first:
                 self._replay.send_multipart([client, b"", number.to_bytes(8, "big"), payload])
         self._replay.send_multipart([client, b"", END_OF_REPLAY, b""])
+
+
+def _check(endpoint: str, *, resolve: bool) -> None:
+    """What ZeroMQ takes without a word: a port that there is not, a host that nobody knows. Raises OSError."""
+    kind, _, address = endpoint.partition("://")
+    host, _, port = address.rpartition(":")
+    if kind == "tcp" and port.isdigit():
+        if int(port) > 65535:
+            raise OSError(f"there is no port {port}")
+        if resolve:
+            socket.getaddrinfo(host.strip("[]"), int(port))
 
 
 def open_publisher(args: EngineArgs, model: str) -> EventPublisher | None:

@@ -33,6 +33,8 @@ CALLABLE = frozenset(
 
 #: After this long without anything to do, the engine prepares for what may come.
 IDLE_MS = 1500
+#: While KV blocks are moved between memories and nothing runs, what has arrived is taken in this often.
+MOVING_MS = 10
 
 
 def _watch_lifeline(folder: str) -> None:
@@ -63,10 +65,11 @@ class EngineProcess:
 
     def _drain(self, *, block: bool) -> None:
         """Take in every command that is there; with `block`, wait for the first."""
-        while block and not self._inbox.poll(IDLE_MS):
-            if not self._engine.when_idle():
-                self._inbox.poll()
-                break
+        while block and self._engine.tidy() and not self._inbox.poll(MOVING_MS):
+            pass
+        if block and not self._inbox.poll(IDLE_MS):
+            self._engine.when_idle()
+            self._inbox.poll()
         while not self._quit:
             try:
                 kind, body = self._inbox.recv_multipart(zmq.NOBLOCK)

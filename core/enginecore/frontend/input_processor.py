@@ -45,12 +45,14 @@ class TokenizerLike(Protocol):
 @dataclass(frozen=True, slots=True)
 class AnswerForm:
     """What a route asks of the answer beyond the sampling parameters: a checked grammar, a bound on thinking, and
-    special tokens whose text is wanted although special tokens are not. `opened`: the prompt has begun the thinking."""
+    special tokens whose text is wanted although special tokens are not. `opened`: the prompt has begun the thinking.
+    `prefix`: the answer's beginning that is in the prompt, for a parser that has to see it."""
 
     grammar: str | None = None
     thinking: Thinking | None = None
     shown_tokens: frozenset[int] = frozenset()
     opened: bool = False
+    prefix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

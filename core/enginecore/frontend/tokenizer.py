@@ -36,6 +36,7 @@ class Tokenizer:
         special_tokens: dict[str, str],
         eos_token_ids: list[int],
         chat_template: str | None = None,
+        response_template: dict[str, Any] | None = None,
     ) -> None:
         self._backend = backend
         self._added = backend.get_added_tokens_decoder()
@@ -43,6 +44,8 @@ class Tokenizer:
         self._alphabet = byte_alphabet()
         self.special_tokens = special_tokens
         self.chat_template = chat_template
+        #: How transformers takes the model's answers apart, where the checkpoint says so.
+        self.response_template = response_template
         vocab = backend.get_vocab(with_added_tokens=True)
         self.vocab_size: int = max(vocab.values(), default=-1) + 1
         self.bos_token_id = self._id("bos_token")
@@ -93,6 +96,7 @@ class Tokenizer:
             special_tokens=named,
             eos_token_ids=_eos_ids(path),
             chat_template=_chat_template(path, config),
+            response_template=_response_template(path, config),
         )
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -228,6 +232,12 @@ def _eos_ids(path: Path) -> list[int]:
         if isinstance(value, list):
             return [token for token in value if isinstance(token, int)]
     return []
+
+
+def _response_template(path: Path, config: dict[str, Any]) -> dict[str, Any] | None:
+    name = "response_template"
+    template = config.get(name) or _optional_json(path / "processor_config.json").get(name)
+    return template if isinstance(template, dict) else None
 
 
 def _chat_template(path: Path, config: dict[str, Any]) -> str | None:

@@ -15,7 +15,7 @@ character is never cut off from the token that the model would have chosen. A se
 positions alone, so with and without fast-forward a seed gives the same answer wherever sampling under the mask would
 have chosen the tokenizer's tokens itself; where it would not, the answer's text is spelled as in the training data.
 
-Shape suffixes: R logits rows, G rows with a grammar, W 32-bit words of a mask, V vocabulary, L length.
+Shape suffixes: R logits rows, G rows with a grammar, W 32-bit words and B bytes of a mask, V vocabulary.
 """
 
 from __future__ import annotations
@@ -52,6 +52,7 @@ class GrammarStore:
         self._vocab_size = vocab_size
         self._source: tuple[str, list[int]] | None = None
         self._tokenizer: llguidance.LLTokenizer | None = None
+        self._problem = NO_TOKENIZER
         self._compiled: OrderedDict[str, llguidance.LLMatcher] = OrderedDict()
         self._pending: dict[str, Future[str | None]] = {}
         self._lock = threading.Lock()
@@ -66,12 +67,16 @@ class GrammarStore:
         """Build the trie of the vocabulary, some tenths of a second that hold the interpreter's lock. Done by the first
         compilation otherwise."""
         with self._building:
-            if self._tokenizer is None and self._source is not None and self._source[1]:
-                serialized, eos = self._source
+            if self._tokenizer is not None or self._source is None or not self._source[1]:
+                return
+            serialized, eos = self._source
+            try:
                 own = llguidance.LLTokenizer(serialized, eos_token=eos)
                 if own.vocab_size < self._vocab_size:  # a model with padding rows
                     own = llguidance.LLTokenizer(serialized, n_vocab=self._vocab_size, eos_token=eos)
                 self._tokenizer = own
+            except ValueError as error:
+                self._problem = f"this model's tokenizer cannot follow a grammar: {error}"
 
     @property
     def mask_words(self) -> int:
@@ -104,7 +109,7 @@ class GrammarStore:
     def _build(self, grammar: str) -> llguidance.LLMatcher:
         self.warm_up()
         if self._tokenizer is None:
-            raise LookupError(NO_TOKENIZER)
+            raise LookupError(self._problem)
         matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=LIMITS)
         if not matcher.is_error():
             matcher.compute_bitmask()  # shows that something is possible, and warms up what the copies share
@@ -220,11 +225,15 @@ class Grammars:
             return frozenset(), {}
         assert self._filling is not None and len(rows) == len(self._slots)
         self._filling.result()
-        words_GW = torch.from_numpy(self._words_GW).to(self._device)
-        shifts = torch.arange(32, dtype=torch.int32, device=self._device)
-        bits_GV = (words_GW.unsqueeze(2) >> shifts & 1).flatten(1)[:, : logits_RV.shape[1]]
-        rows_G = torch.tensor(rows, device=self._device)
-        logits_RV[rows_G] = logits_RV[rows_G].masked_fill(bits_GV == 0, float("-inf"))
+        # Eight tokens a byte cross to the device, and become one byte each there.
+        bytes_GB = torch.from_numpy(self._words_GW.view(np.uint8)).to(self._device)
+        shifts = torch.arange(8, dtype=torch.uint8, device=self._device)
+        banned_GV = (bytes_GB.unsqueeze(2) >> shifts & 1).flatten(1)[:, : logits_RV.shape[1]] == 0
+        if len(rows) == len(logits_RV):
+            logits_RV.masked_fill_(banned_GV, float("-inf"))
+        else:
+            rows_G = torch.tensor(rows, device=self._device)
+            logits_RV[rows_G] = logits_RV[rows_G].masked_fill(banned_GV, float("-inf"))
         ending, problems = [], {}
         for row, words_W in zip(rows, self._words_GW, strict=True):
             state = self._states[slots[row]]
@@ -247,8 +256,8 @@ class Grammars:
     ) -> dict[int, list[int]]:
         """Follow the chosen tokens. Returns the tokens that must come after them, by row; adds rows to `errors`.
 
-        `lengths` are the sequences' tokens before the chosen ones. Forced tokens end with a stop token or the end of the
-        sequence's room; where the grammar is complete they are the token that ends the answer.
+        `lengths` are the sequences' tokens before the chosen ones. Forced tokens end with a stop token or the end of
+        the sequence's room; where the grammar is complete they are the token that ends the answer.
         """
         forced = {}
         for row, slot in enumerate(slots):

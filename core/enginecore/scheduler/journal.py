@@ -7,6 +7,7 @@ and ends. Everything else (why it waited, how large its batches were) is worked 
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -57,7 +58,8 @@ class Journal:
     def __init__(self, keep: int = 1024, steps: int = 65_536, clock: Callable[[], float] = time.monotonic) -> None:
         self._keep = keep
         self._entries: dict[str, Entry] = {}
-        self._evicted: dict[bytes, float] = {}
+        # Ordered, because the first of a plain dict takes ever longer to find behind those that have left it.
+        self._evicted: OrderedDict[bytes, float] = OrderedDict()
         self._cleared: float | None = None
         self._step_no = 0
         self._reasons = np.zeros(steps, np.int8)
@@ -135,7 +137,7 @@ class Journal:
     def removed(self, block: int, block_hash: bytes) -> None:
         self._evicted[block_hash] = self.clock()
         if len(self._evicted) > MAX_EVICTED:
-            del self._evicted[next(iter(self._evicted))]
+            self._evicted.popitem(last=False)
 
     def cleared(self) -> None:
         self._evicted.clear()

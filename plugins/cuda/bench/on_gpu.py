@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 #: Seconds that a stage may take; the whole is cut to `--budget`.
 STAGES = {"machine": 40, "kit": 130, "parity": 60, "attention": 40, "steps": 60, "throughput": 80}
 #: What the engine needs beside torch and transformers.
-NEEDED = ("pluggy", "msgspec", "zmq", "packaging", "numpy", "safetensors", "hypothesis", "prometheus_client")
+NEEDED = ("pluggy", "msgspec", "zmq", "llguidance", "packaging", "numpy", "safetensors", "hypothesis")
 
 #: What is measured against what: (name, path in the results, target, whether more is better).
 TARGETS = (

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from enginecore.device import Manifest, ProbeCause, ProbeContext, ProbeResult, ProbeStatus, torch_problem
+from enginecore_triton.doctor import told_of_kernels
 from packaging.version import InvalidVersion, Version
 
 from enginecore_cuda.hardware import DRIVER_LIBRARY, Facts, read_facts
@@ -51,7 +52,8 @@ def probe(
             ProbeCause.FAILED,
         )
     names = ", ".join(device["name"] for device in details["devices"])
-    return ProbeResult(status=ProbeStatus.AVAILABLE, reason=f"{names}, driver {facts.driver}", details=details)
+    found = ProbeResult(status=ProbeStatus.AVAILABLE, reason=f"{names}, driver {facts.driver}", details=details)
+    return told_of_kernels(found)
 
 
 def driver_problem(facts: Facts, torch_build: str | None) -> ProbeResult | None:

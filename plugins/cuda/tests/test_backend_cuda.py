@@ -98,6 +98,20 @@ def test_without_a_compiler_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) 
     assert found.attention.reference_reason() == "Triton is not installed"
 
 
+def test_a_triton_without_a_driver_for_the_device_is_a_reason_too() -> None:
+    """As where Triton was installed for another vendor's GPU."""
+    pytest.importorskip("triton")
+    code = (
+        "import torch; from enginecore_triton import DeviceDescription\n"
+        "from enginecore_triton.parts import load_kernels\n"
+        "print(load_kernels(DeviceDescription(architecture='here'), lambda claims: claims, torch.device('cpu')).reason)"
+    )
+    environ = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    done = subprocess.run([sys.executable, "-c", code], env=environ, capture_output=True, text=True, timeout=200)
+    assert done.stdout.startswith("Triton cannot build for here: "), done.stderr[-2000:]
+    assert "driver" in done.stdout
+
+
 def test_shutdown_gives_graphs_and_cached_memory_back() -> None:
     runtime = FakeRuntime()
     found = backend(runtime)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from enginecore.device import Manifest, ProbeCause, ProbeContext, ProbeResult, ProbeStatus, torch_problem
+from enginecore_triton.doctor import told_of_kernels
 
 from enginecore_rocm.hardware import Facts, read_facts
 
@@ -52,7 +53,8 @@ def probe(
         reason = f"torch {ctx.torch_build} finds no usable GPU: {details.get('error') or 'none reported'}"
         return _broken(reason, "compare with rocminfo", ProbeCause.FAILED)
     names = ", ".join(device["name"] for device in details["devices"])
-    return ProbeResult(status=ProbeStatus.AVAILABLE, reason=f"{names} ({', '.join(facts.targets)})", details=details)
+    found = ProbeResult(status=ProbeStatus.AVAILABLE, reason=f"{names} ({', '.join(facts.targets)})", details=details)
+    return told_of_kernels(found)
 
 
 def driver_problem(facts: Facts) -> ProbeResult | None:

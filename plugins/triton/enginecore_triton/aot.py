@@ -2,8 +2,8 @@
 
     python -m enginecore_triton.aot [--arch sm_90] [--op rms_norm] [--json] [--write docs/kernels.md] [--jobs 2]
 
-Each op module's `aot_cases()` says what to compile; each case is compiled with the config that each target would pick,
-and on the smallest targets with the default config too. The exit status is 1 when a kernel does not compile, spills
+Each op module's `aot_cases()` says what to compile; each case is compiled with the config that each target would pick.
+The exit status is 1 when a kernel does not compile, spills
 registers, or takes more shared memory than the part has, and when no case reaches a shipped config. Triton's own cache
 makes a second run quick.
 """
@@ -26,7 +26,7 @@ from typing import Any
 from enginecore_triton import configs, ops
 from enginecore_triton.aot_case import AotCase
 from enginecore_triton.configs import DEFAULT, Config
-from enginecore_triton.targets import SMALLEST, TARGETS, Target
+from enginecore_triton.targets import TARGETS, Target
 
 
 @dataclass(frozen=True)
@@ -72,9 +72,7 @@ def jobs_for(op: str, targets: list[str]) -> list[Job]:
         for target in targets:
             if case.only is not None and target not in case.only:
                 continue
-            rows = {target if target in own else DEFAULT}
-            rows |= {DEFAULT} if target in SMALLEST else set()
-            found += [Job(op, index, case.name, target, row) for row in sorted(rows)]
+            found.append(Job(op, index, case.name, target, target if target in own else DEFAULT))
     return found
 
 

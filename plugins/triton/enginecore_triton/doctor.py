@@ -6,10 +6,11 @@ import importlib.util
 import os
 import shutil
 import sysconfig
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-from enginecore.device import DoctorFinding
+from enginecore.device import DoctorFinding, ProbeResult
 
 #: Distributions that bring the module `triton`, Intel's among them.
 DISTRIBUTIONS = ("triton", "triton-xpu", "triton-rocm", "pytorch-triton-rocm", "pytorch-triton-xpu", "pytorch-triton")
@@ -41,6 +42,15 @@ def triton_findings() -> list[DoctorFinding]:
             fix="" if header.exists() else "install Python's development files (Ubuntu: sudo apt install python3-dev)",
         ),
     ]
+
+
+def told_of_kernels(result: ProbeResult) -> ProbeResult:
+    """`result` of a usable device, with what kernels lack here: it serves without them, slowly."""
+    missing = [finding for finding in triton_findings() if not finding.ok]
+    if not missing:
+        return result
+    told = "; ".join(f"{finding.name}: {finding.detail}" for finding in missing)
+    return replace(result, reason=f"{result.reason} ({told})", fix=missing[0].fix)
 
 
 def _version() -> str:

@@ -21,6 +21,16 @@ MODULES = {
     "silu_and_mul": "activations",
     "gelu_and_mul": "activations",
     "gelu_tanh_and_mul": "activations",
+    "pack_linear": "pack_linear",
+    "sample": "sample",
+    "sampling_probabilities": "sample",
+    "rejection_sample": "rejection_sample",
+    "moe_experts": "moe_experts",
+    "lora_shrink": "lora",
+    "lora_expand": "lora",
+    "causal_conv": "causal_conv",
+    "selective_scan": "selective_scan",
+    "ssd_scan": "ssd_scan",
 }
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 #: Parts of the compiler as they stand in file names of a traceback.
-_COMPILER = ("/triton/compiler/", "/triton/backends/", "/triton/runtime/build.py")
+_COMPILER = ("/triton/compiler/", "/triton/backends/", "/triton/runtime/build.py", "/triton/runtime/driver.py")
 
 
 @dataclass(frozen=True)
@@ -57,9 +57,11 @@ def load_kernels(
         return Kernels(reason="Triton is not installed")
     import torch
 
-    from enginecore_triton.attention_backend import TRITON_CAPABILITIES, TritonAttention
-    from enginecore_triton.optable import TritonOps
-
+    try:
+        from enginecore_triton.attention_backend import TRITON_CAPABILITIES, TritonAttention
+        from enginecore_triton.optable import TritonOps
+    except ImportError as error:
+        return Kernels(reason=f"Triton cannot be loaded: {error}")
     ops = TritonOps(description)
     norm = ops.get("rms_norm")
     try:

@@ -40,9 +40,7 @@ def test_all_targets_and_every_config_are_compiled() -> None:
     for op in ("paged_decode", "paged_prefill", "rms_norm", "reshape_and_cache", "rotary_embedding"):
         assert {job.target for job in jobs if job.op == op} == ARCHITECTURES
     for op in configs.names():
-        assert set(configs.table(op)) - {configs.DEFAULT} <= ARCHITECTURES
-    small = {job.target for job in jobs if job.op == "paged_decode" and job.row == configs.DEFAULT}
-    assert small >= set(SMALLEST), "the default must fit the least"
+        assert set(configs.table(op)) - {configs.DEFAULT} <= ARCHITECTURES - set(SMALLEST), "the default must fit those"
 
 
 def test_a_config_that_nothing_reaches_is_told() -> None:

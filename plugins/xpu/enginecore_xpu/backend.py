@@ -3,7 +3,6 @@ Intel's build of Triton is installed, torch's references otherwise."""
 
 from __future__ import annotations
 
-
 from enginecore.device import BackendContext, Capabilities
 from enginecore.device.accelerator import AcceleratorBackend, PooledMemory, Runtime, TorchRuntime, collectives_of
 from enginecore.device.hardware import drm_process_bytes

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from enginecore.device import Manifest, ProbeCause, ProbeContext, ProbeResult, ProbeStatus, torch_problem
+from enginecore_triton.doctor import told_of_kernels
 
 from enginecore_xpu.hardware import Facts, family, read_facts
 
@@ -40,7 +41,8 @@ def probe(
         reason = f"torch {ctx.torch_build} finds no usable GPU: {details.get('error') or 'none reported'}"
         return _broken(reason, "compare with clinfo -l and sycl-ls", ProbeCause.FAILED)
     names = ", ".join(device["name"] for device in details["devices"])
-    return ProbeResult(status=ProbeStatus.AVAILABLE, reason=names, details=details)
+    found = ProbeResult(status=ProbeStatus.AVAILABLE, reason=names, details=details)
+    return told_of_kernels(found)
 
 
 def driver_problem(facts: Facts) -> ProbeResult | None:

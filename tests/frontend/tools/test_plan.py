@@ -227,3 +227,27 @@ def test_ids_and_reasoning_that_is_not_wanted() -> None:
     pieces = answer.feed(CompletionOutput(0, "[THINK]Hm.[/THINK]Yes.", [], finish_reason="stop"))
     assert [(piece.kind, piece.text) for piece in pieces] == [("text", "Yes.")]
     assert len(answer.call_id()) == 9 and answer.call_id().isalnum() and answer.call_id() != answer.call_id()
+
+
+def test_the_checkpoints_own_template_where_no_format_is_known() -> None:
+    class Own(ToyTokenizer):
+        response_template = {
+            "start_anchor": "assistant\n",
+            "fields": {"reasoning": {"open": "{", "close": "}"}, "content": {},
+                       "tool_calls": {"open": "<<", "close": ">>", "content": "json", "repeats": True}},
+        }  # fmt: skip
+
+    found = find_dialect(None, Own())
+    assert found.template is not None and find_dialect("<tool_call>", Own()).template is None
+    given: dict[str, Any] = {"tools": TOOLS, "tool_choice": None, "parallel": True, "response_format": None,
+                             "structured_outputs": None, "thinking_budget": None}  # fmt: skip
+    wanted = make_plan(found, **given)
+    form = wanted.form("assistant\n{", CHECKER)
+    assert form.prefix == "{" and form.shown_tokens == Own().special_token_ids and not wanted.plain
+    answer = PlannedAnswer(wanted, form)
+    pieces = answer.feed(CompletionOutput(0, 'Hm.} Yes <<{"name": "now"}>>', [], finish_reason="stop"))
+    assert [(piece.kind, piece.text) for piece in pieces] == [
+        ("reasoning", "Hm."), ("text", "Yes"), ("call", "now"), ("arguments", "{}")]  # fmt: skip
+    assert answer.finish_reason == "tool_calls"
+    with pytest.raises(ParameterError, match="no response template"):
+        find_dialect(None, ToyTokenizer(), "template")

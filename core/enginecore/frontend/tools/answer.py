@@ -17,7 +17,7 @@ class PlannedAnswer:
     """Takes deltas, or one whole output. `finish_reason` is the engine's until the answer turns out to be calls."""
 
     def __init__(self, plan: Plan, form: AnswerForm, *, with_reasoning: bool = True) -> None:
-        self._parser = plan.parser(opened=form.opened)
+        self._parser = plan.parser(opened=form.opened, prefix=form.prefix)
         self._style = plan.style
         self._with_reasoning = with_reasoning
         self.finish_reason: str | None = None

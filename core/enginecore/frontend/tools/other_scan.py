@@ -124,15 +124,7 @@ class PythonicScanner:
 
     def _parse(self) -> list[Piece]:
         try:
-            call = ast.parse("".join(self._text).strip(), mode="eval").body
-            if not isinstance(call, ast.Call) or call.args:
-                raise Malformed
-            name = ast.unparse(call.func)
-            values = {}
-            for keyword in call.keywords:
-                if keyword.arg is None:
-                    raise Malformed
-                values[keyword.arg] = _literal(keyword.value)
+            ((name, values),) = python_calls("".join(self._text))
             text = json.dumps(values, ensure_ascii=False, allow_nan=False)
         except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
             raise Malformed from error
@@ -142,6 +134,18 @@ class PythonicScanner:
 
     def last(self) -> list[Piece]:
         return []
+
+
+def python_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """(name, arguments) of a call, or of a list of calls, in Python's notation. Raises what parsing it raises."""
+    body = ast.parse(text.strip(), mode="eval").body
+    found = []
+    for call in body.elts if isinstance(body, ast.List) else [body]:
+        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError("not a call with keywords")
+        arguments = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
+        found.append((ast.unparse(call.func), arguments))
+    return found
 
 
 def _literal(node: ast.expr) -> Any:

@@ -28,20 +28,25 @@ from enginecore.frontend.tools.harmony import HarmonyParser
 from enginecore.frontend.tools.parser import ToolParser
 from enginecore.frontend.tools.pieces import AnswerParser
 from enginecore.frontend.tools.request import ToolChoice, answer_structure
+from enginecore.frontend.tools.template_parser import ResponseTemplate, TemplateParser
 
 
 class TokenizerLike(Protocol):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]: ...
     def special_token_id(self, text: str) -> int | None: ...
+    @property
+    def special_token_ids(self) -> frozenset[int]: ...
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """How a model writes calls and thinks; None for ways that are not known."""
+    """How a model writes calls and thinks; None for ways that are not known. `template`, the checkpoint's own response
+    template, tells both where the formats do not."""
 
     tools: ToolFormat | None
     reasoning: ReasoningFormat | None
     tokenizer: TokenizerLike
+    template: ResponseTemplate | None = None
 
     def writer(self, style: ToolFormat) -> Writer:
         marks = style.special if self.reasoning is None else (*style.special, self.reasoning.begin, self.reasoning.end)
@@ -51,10 +56,16 @@ class Dialect:
 def find_dialect(
     template: str | None, tokenizer: TokenizerLike, tools: str = "auto", thinking: str = "auto"
 ) -> Dialect:
-    """`tools` and `thinking` are names of formats, "auto" (what the chat template tells) or "none". ParameterError for
-    names that are not known."""
+    """`tools` and `thinking` are names of formats, "auto" (what the chat template tells) or "none". The name "template"
+    and, where the chat template tells nothing, "auto" mean the checkpoint's response template. ParameterError for names
+    that are not known."""
     check_parsers(tools, thinking)
     style = formats.format_of_template(template) if tools == "auto" else formats.find_format(tools)
+    spec = getattr(tokenizer, "response_template", None)
+    if tools == "template" and spec is None:
+        raise ParameterError("the checkpoint has no response template", param="tool_call_parser")
+    if spec is not None and style is None and tools in ("auto", "template"):
+        return Dialect(None, None, tokenizer, ResponseTemplate(spec))
     thought = reasoning.reasoning_of_template(template) if thinking == "auto" else reasoning.find_reasoning(thinking)
     return Dialect(style, thought, tokenizer)
 
@@ -65,8 +76,9 @@ def check_parsers(tools: str, thinking: str) -> None:
         ("tool_call_parser", tools, formats.find_format, formats.BY_NAME),
         ("reasoning_parser", thinking, reasoning.find_reasoning, reasoning.BY_NAME),
     ):
-        if given not in ("auto", "none") and find(given) is None:
-            told = ", ".join(["auto", "none", *sorted(known)])
+        own = ["auto", "none", "template"] if name == "tool_call_parser" else ["auto", "none"]
+        if given not in own and find(given) is None:
+            told = ", ".join([*own, *sorted(known)])
             raise ParameterError(f"{name} must be one of {told}; got {given!r}", param=name)
 
 
@@ -94,7 +106,8 @@ class Plan:
     @property
     def plain(self) -> bool:
         """Whether the answer is text and nothing else."""
-        return self.style is None and self.dialect.reasoning is None and not self._in_channels
+        known = self.style is not None or self.dialect.reasoning is not None or self.dialect.template is not None
+        return not known and not self._in_channels
 
     @property
     def _in_channels(self) -> bool:
@@ -109,7 +122,9 @@ class Plan:
         if grammar is not None and thought is not None and thought.layout != "harmony":
             writer = self.dialect.writer(self.style or formats.DEFAULT)
             grammar = after_reasoning(grammar, thought, writer, opened=opened)
-        return AnswerForm(grammar, self._thinking(opened), self._shown_tokens(), opened)
+        template = self.dialect.template
+        prefix = "" if template is None else template.prefix(prompt)
+        return AnswerForm(grammar, self._thinking(opened), self._shown_tokens(), opened, prefix)
 
     def _grammar(self, checker: GrammarChecker) -> str | None:
         structure = None
@@ -146,6 +161,8 @@ class Plan:
         """Special tokens whose text the parser has to see."""
         if self.plain:
             return frozenset()
+        if self.dialect.template is not None:  # any of them may be a delimiter
+            return frozenset(self.dialect.tokenizer.special_token_ids)
         marks = list(self.style.special) if self.style is not None else []
         if self._in_channels:
             marks += formats.BY_NAME["harmony"].special
@@ -154,10 +171,12 @@ class Plan:
         found = (self.dialect.tokenizer.special_token_id(mark) for mark in marks)
         return frozenset(token for token in found if token is not None)
 
-    def parser(self, *, opened: bool) -> AnswerParser:
-        """A new one for one answer. `opened` is the form's."""
+    def parser(self, *, opened: bool, prefix: str = "") -> AnswerParser:
+        """A new one for one answer. `opened` and `prefix` are the form's."""
         limit = None if self.choice.parallel else 1
         style, thought = self.style, self.dialect.reasoning
+        if self.dialect.template is not None and self.choice.mode != "required":
+            return TemplateParser(self.dialect.template, prefix, limit if self.choice.tools else 0)
         if self._in_channels:
             return HarmonyParser(limit if style is not None else 0)
         rest: AnswerParser = TextParser()

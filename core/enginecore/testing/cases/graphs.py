@@ -8,15 +8,13 @@ import torch
 from enginecore.device import AttentionMetadata, GraphKey, GraphRunner, GraphSupport, RuntimeBatch
 from enginecore.runner.graphs import GraphedModel, GraphPlan
 from enginecore.testing.case import Case, CaseContext, FalseClaim
+from enginecore.testing.cases.memory import SLACK
 from enginecore.testing.cases.paged import Paged, PagedSequence, Setting
 from enginecore.testing.support import baseline_query
 
-MIB = 2**20
 BUDGET = 2**30
 SIZES = (1, 2, 4, 8)
 KEYS = [GraphKey(tokens, tokens, 1) for tokens in SIZES]
-#: What a device's books may be off by: pages that its library takes for itself.
-SLACK = 2 * MIB
 
 
 def require_graphs(ctx: CaseContext) -> GraphRunner:

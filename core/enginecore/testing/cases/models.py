@@ -51,6 +51,11 @@ class Engine:
         self._count = 0
         self.stats: Any = None
 
+    def choice(self, setting: str) -> str:
+        """What the engine decided about a setting when it was built, and why."""
+        found = [(value, reason) for name, value, reason in self._client.ready.config.choices if name == setting]
+        return "; ".join(f"{value} ({reason})" for value, reason in found) or "nothing is said of it"
+
     def __enter__(self) -> Engine:
         return self
 
@@ -146,7 +151,7 @@ def _check_replayed(trial: Trial, engine: Engine) -> None:
     backend = trial.ctx.backend
     claimed = backend.graphs is not None and backend.capabilities.graph_support is not GraphSupport.NEVER
     if claimed and trial.path.name == "llama" and not engine.stats.graph_replays:
-        raise FalseClaim("graphs are claimed, and no step was replayed: the engine's log says why")
+        raise FalseClaim(f"graphs are claimed, and no step was replayed: {engine.choice('graphs')}")
 
 
 def prefix_cached(trial: Trial) -> None:
