@@ -54,7 +54,7 @@ def a_forced_answer(grammar: str) -> str:
         if matcher.is_stopped():
             break
         forced = matcher.compute_ff_bytes()
-        for byte in [*forced] or [*b'}]"w\n<,0a']:
+        for byte in [*forced] or [*b'}]"cw\n<,0a']:
             if matcher.validate_tokens([byte]) == 1:
                 matcher.consume_token(byte)
                 text += bytes([byte])
@@ -140,6 +140,19 @@ def test_structure_begins_after_thinking(style: str) -> None:
     assert not closed.opened and accepts(closed.grammar, "{}")
     assert accepts(closed.grammar, f"{thought.begin}a{thought.end}{{}}")
     assert not accepts(closed.grammar, "Hm.", whole=False)
+
+
+def test_structure_and_calls_in_channels() -> None:
+    analysis = "<|channel|>analysis<|message|>Hm {}.<|end|><|start|>assistant"
+    wanted = plan("harmony", "harmony", tools=None, response_format={"type": "json_object"})
+    grammar = wanted.form("<|start|>assistant", CHECKER).grammar
+    final = "<|channel|>final<|message|>{}"
+    assert accepts(grammar, final) and accepts(grammar, analysis + final) and not accepts(grammar, "{}", whole=False)
+    pieces = merged([*wanted.parser(opened=False).feed(analysis + final)])
+    assert [(piece.kind, piece.text) for piece in pieces] == [("reasoning", "Hm {}."), ("text", "{}")]
+    forced = plan("harmony", "harmony", tool_choice="required").form("<|start|>assistant", CHECKER).grammar
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+    assert accepts(forced, call) and accepts(forced, analysis + call) and not accepts(forced, final, whole=False)
 
 
 def test_special_tokens_stand_as_tokens() -> None:

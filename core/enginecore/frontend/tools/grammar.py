@@ -118,6 +118,18 @@ def after_reasoning(grammar: str, style: ReasoningFormat, writer: Writer, *, ope
     return _document(f"start: {thinking} @answer\n" + "\n".join(lines), _parts(grammar, "answer"))
 
 
+def in_channels(grammar: str, writer: Writer, *, calls: bool) -> str:
+    """The same grammar in harmony's channels: perhaps an analysis first, then the calls, which name their channel
+    themselves, or the final message."""
+    end = writer.literal("<|end|>")
+    thinks = f"THOUGHT {end}" if end.startswith("<[") else "thought_end"
+    lines = [r"THOUGHT: /(.|\n)*/", *([f"thought_end[lazy]: THOUGHT {end}"] if thinks == "thought_end" else [])]
+    begin, again = writer.literal("<|channel|>analysis<|message|>"), writer.literal("<|start|>assistant")
+    header = "" if calls else writer.literal("<|channel|>final<|message|>")
+    lark = f"start: ({begin} {thinks} {again})? {header} @answer\n" + "\n".join(lines)
+    return _document(lark, _parts(grammar, "answer"))
+
+
 def _document(lark: str, grammars: list[dict[str, Any]]) -> str:
     head = {"name": "calls", "lark_grammar": "%llguidance {}\n" + lark + "\n"}
     return json.dumps({"grammars": [head, *grammars]}, ensure_ascii=False)

@@ -22,6 +22,7 @@ from enginecore.frontend.tools.grammar import (
     allowed_calls,
     check_tool_schemas,
     forced_calls,
+    in_channels,
     text_or_calls,
 )
 from enginecore.frontend.tools.harmony import HarmonyParser
@@ -128,7 +129,10 @@ class Plan:
                 f"{MAX_FORM_CHARS} may be",
                 param="tools",
             )
-        if grammar is not None and thought is not None and thought.layout != "harmony":
+        if grammar is not None and self._in_channels:
+            writer = self.dialect.writer(formats.BY_NAME["harmony"])
+            grammar = in_channels(grammar, writer, calls=self.choice.mode == "required")
+        elif grammar is not None and thought is not None:
             writer = self.dialect.writer(self.style or formats.DEFAULT)
             grammar = after_reasoning(grammar, thought, writer, opened=opened)
         template = self.dialect.template
