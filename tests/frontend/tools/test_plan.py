@@ -29,8 +29,15 @@ NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 TOOLS = [WEATHER, NOW]
 
 
+class Plain(ToyTokenizer):
+    """All marks are ordinary text, so that a vocabulary of bytes can follow the grammars."""
+
+    def special_token_id(self, text: str) -> int | None:
+        return None
+
+
 def dialect(tools: str = "none", thinking: str = "none") -> Dialect:
-    return find_dialect(None, ToyTokenizer(), tools, thinking)
+    return find_dialect(None, Plain(), tools, thinking)
 
 
 def plan(style: str = "hermes", thinking: str = "none", **fields: Any) -> Plan:
