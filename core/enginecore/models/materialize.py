@@ -14,6 +14,7 @@ from torch import nn
 from enginecore.errors import ModelError
 from enginecore.layers.linear import JoinedLinear, PackedEmbedding, PackedLinear
 from enginecore.models.checkpoint import Checkpoint
+from enginecore.models.quantized_tensors import Kept, join
 from enginecore.ops.quantized import QuantizedWeight, can_quantize_int8, quantize_int8
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 #: Bytes from which on a weight gets memory of its own.
 _LARGE = 1 << 18
 
-Pack = Callable[["torch.Tensor | QuantizedWeight", "torch.Tensor | None"], Any]
+Pack = Callable[["torch.Tensor | Kept", "torch.Tensor | None"], Any]
 
 
 #: transformers' mark on tensors that its initialisers must leave alone.
@@ -33,10 +34,15 @@ class Materializer:
     """Reads weights of `checkpoint` onto `device`. `bytes` counts what it made."""
 
     def __init__(
-        self, checkpoint: Checkpoint, device: torch.device, pack: Pack, quantization: str | None = None
+        self,
+        checkpoint: Checkpoint,
+        device: torch.device,
+        pack: Pack,
+        quantization: str | None = None,
+        schemes: frozenset[str] = frozenset(),
     ) -> None:
         self.checkpoint, self.device, self.bytes = checkpoint, device, 0
-        self._pack, self._quantization = pack, quantization
+        self._pack, self._quantization, self._schemes = pack, quantization, schemes
 
     def tensor(self, name: str) -> torch.Tensor:
         """One parameter in the model's dtype."""
@@ -49,8 +55,14 @@ class Materializer:
         blocks = self._blocks(prefixes) if self._quantization == "gguf" else []
         if len({weight.scheme for weight in blocks}) > 1:  # each part is a product of its own
             return JoinedLinear([self.linear([prefix]) for prefix in prefixes])
-        weight: torch.Tensor | QuantizedWeight
-        if blocks:
+        kept = self._kept(prefixes)
+        weight: torch.Tensor | Kept | None
+        if kept:
+            weight = join(kept)
+            if weight is None:
+                return JoinedLinear([self.linear([prefix]) for prefix in prefixes])
+            weight = weight.to(self.device)
+        elif blocks:
             data_OB = torch.cat([part.data_OB for part in blocks]) if len(blocks) > 1 else blocks[0].data_OB
             weight = replace(blocks[0], data_OB=data_OB.to(self.device))
         else:
@@ -64,6 +76,19 @@ class Materializer:
         packed = self._pack(weight, bias_O)
         self.bytes += packed.nbytes
         return packed
+
+    def _kept(self, prefixes: list[str]) -> list[Any]:
+        """The weights as a quantised checkpoint has them, in schemes that the device has: all of them or none."""
+        if self._quantization is not None:
+            return []
+        found = []
+        for prefix in prefixes:
+            name = f"{prefix}.weight"
+            weight = self.checkpoint.read_kept(name, self.checkpoint.parameters[name].dtype, self._schemes)
+            if weight is None:
+                return []
+            found.append(weight)
+        return found
 
     def _blocks(self, prefixes: list[str]) -> list[QuantizedWeight]:
         """The weights as their file has them, all of them or none."""
