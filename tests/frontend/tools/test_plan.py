@@ -127,6 +127,20 @@ def test_auto_is_free_unless_a_tool_is_strict() -> None:
     assert not accepts(grammar, "<tool_call>hello", whole=False)
 
 
+@pytest.mark.parametrize("style", sorted(set(BY_NAME) - {"harmony", "llama3_json", "pythonic"}))
+def test_strict_calls_in_every_way_of_writing(style: str) -> None:
+    """What forced calls look like is allowed after free text, and read as a call."""
+    strict = {"type": "function", "function": {**NOW["function"], "strict": True}}
+    wanted = plan(style, tools=[strict])
+    forced = plan(style, tools=[strict], tool_choice="required", parallel=False)
+    call = a_forced_answer(str(forced.form("", CHECKER).grammar))
+    grammar = wanted.form("", CHECKER).grammar
+    assert accepts(grammar, f"Well, {call}") and accepts(grammar, "Just text.")
+    parser = wanted.parser(opened=False)
+    pieces = merged(parser.feed(f"Well, {call}") + parser.finish())
+    assert [(piece.kind, piece.text) for piece in pieces] == [("text", "Well,"), ("call", "now"), ("arguments", "{}")]
+
+
 def test_structure_and_tools_are_alternatives_under_auto() -> None:
     wanted = plan(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 5}}})
     grammar = wanted.form("", CHECKER).grammar

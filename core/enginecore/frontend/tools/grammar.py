@@ -68,8 +68,8 @@ def allowed_calls(
 ) -> str | None:
     """Free text in which whatever begins like a call is one. None where the format has nothing that begins a call."""
     opens = style.write_first or style.write_begin
-    mark = next((each for each in style.opens if opens.startswith(each)), None)
-    if mark is None:
+    mark = next((each for each in (*style.opens, *style.ignored) if opens.startswith(each)), None)
+    if mark is None or style.layout == "harmony":  # where the same mark begins what is no call
         return None
     calls = _calls(style, writer, parallel=parallel and bool(style.write_first), mark=mark)
     rules = _rules(style, tools, writer, mark="" if style.write_first else mark)
