@@ -22,7 +22,7 @@ from enginecore_cuda.capabilities import Gpu
 
 MIB = 2**20
 H200 = Gpu(name="NVIDIA H200", capability=(9, 0), multiprocessors=4)
-PROMPT_LENGTHS, COUNT = (1, 21, 37), 5
+PROMPT_LENGTHS, COUNT = (1, 37), 4
 BACKENDS: list[CudaBackend] = []
 
 
