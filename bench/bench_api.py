@@ -3,9 +3,9 @@
     python bench/bench_api.py                  # both measurements, as JSON
     python bench/bench_api.py --only requests
 
-requests: 16 in flight, each a chat of 300 prompt tokens and 16 of answer, not streamed. The overhead of a request is
-how long its client waited less how long the engine had it (GET /v1/requests/ID/explain); its processor time is that of
-the API process alone, whatever else the machine does.
+requests: 16 in flight, each a chat of 300 prompt tokens and 20 to 60 of answer, not streamed. The overhead of a request
+is how long its client waited less how long the engine had it (GET /v1/requests/ID/explain); its processor time is that
+of the API process alone, whatever else the machine does.
 stream: 16 chats streamed at 1,000 tokens a second together; the processor time of the API process over the time.
 """
 
@@ -35,7 +35,13 @@ WORDS = "the quick brown fox jumps over the lazy dog and runs away from all of t
 
 def chat(number: int, tokens: int, *, stream: bool) -> dict[str, Any]:
     messages = [{"role": "user", "content": f"{number}: {WORDS * 18}"}]  # some 300 tokens, no two alike
-    body: dict[str, Any] = {"model": MODEL_NAME, "messages": messages, "max_tokens": tokens, "ignore_eos": True}
+    body: dict[str, Any] = {
+        "model": MODEL_NAME,
+        "messages": messages,
+        "max_tokens": tokens,
+        "ignore_eos": True,
+        "temperature": 0,
+    }  # a device that plays need not draw
     return {**body, "stream": True, "stream_options": {"include_usage": True}} if stream else body
 
 
@@ -61,11 +67,11 @@ async def measure_requests(log: Path, count: int, step_s: float) -> dict[str, An
             async def one(number: int) -> None:
                 async with gate:
                     begun = time.perf_counter()
-                    reply = await client.post("/v1/chat/completions", json=chat(number, 16, stream=False))
+                    reply = await client.post("/v1/chat/completions", json=chat(number, 20 + number % 41, stream=False))
                     waited[reply.headers["x-request-id"]] = time.perf_counter() - begun
                     assert reply.status_code == 200, reply.text
 
-            await asyncio.gather(*(one(-1 - number) for number in range(IN_FLIGHT)))  # connections, caches
+            await asyncio.gather(*(one(1000 + number) for number in range(IN_FLIGHT)))  # connections, caches
             waited.clear()
             cpu, begun = cpu_seconds(server), time.perf_counter()
             await asyncio.gather(*(one(number) for number in range(count)))
@@ -139,7 +145,7 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", choices=("requests", "stream"))
     options.add_argument("--requests", type=int, default=320)
-    options.add_argument("--step", type=float, default=0.02, help="seconds of a step while requests are measured")
+    options.add_argument("--step", type=float, default=0.005, help="seconds of a step while requests are measured")
     options.add_argument("--rate", type=float, default=1000.0, help="tokens a second of all streams together")
     options.add_argument("--seconds", type=float, default=8.0)
     args = options.parse_args()

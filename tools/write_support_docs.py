@@ -49,6 +49,8 @@ def _backends(reports: list[dict[str, Any]], others: list[str]) -> str:
         failed = sum(summary[outcome] for outcome in ("fail", "crash", "hang", "false-claim"))
         verdict = "conforms" if report["ok"] else "does not conform"
         counts = f"{summary['pass']} passed, {failed} failed, {summary['declared-unsupported']} not claimed"
+        until = min((case["expires"] for case in report["cases"] if case.get("expires")), default="")
+        counts += f" (accepted until {until})" if until else ""
         versions = f"enginecore {report['versions']['enginecore']}, torch {report['versions']['torch']}"
         rows.append(
             [f"`{_name(report)}`", f"{about['distribution']} {about['version']}", f"{verdict}: {counts}",

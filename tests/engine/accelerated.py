@@ -88,7 +88,14 @@ def start(monkeypatch: Any, model: str, runtime: FakeRuntime, why_none: str = ""
     """The engine with that device in the place of the host's."""
     backend = Accelerator(runtime, why_none)
     monkeypatch.setattr("enginecore.engine.build.create_backend", lambda *_, **__: backend)
-    values = {"max_num_seqs": 4, "max_num_batched_tokens": 32, "dtype": "float32", "device": "cpu", **settings}
+    values = {
+        "max_num_seqs": 4,
+        "max_num_batched_tokens": 32,
+        "dtype": "float32",
+        "device": "cpu",
+        "memory_utilization": 0.9,
+        **settings,
+    }
     return InprocClient(EngineArgs(model=model, **values))
 
 

@@ -35,14 +35,14 @@ def test_the_budget_holds_everything_and_activations_are_measured(tiny, monkeypa
     client = start(monkeypatch, tiny[0], runtime, memory_utilization=0.5, max_num_seqs=64)
     ledger = client.ready.ledger
     assert ledger["budget"] == 256 * MIB, "what others hold does not enter it"
-    assert ledger["process_base"] == MIB + 4 * SCRATCH, (
-        "and what the rehearsal of four tokens has left in the allocator"
-    )
+    left = ledger["process_base"] - MIB
+    assert 0 < left <= 64 * SCRATCH, "what the rehearsal has left in the allocator"
     assert ledger["activations"] == SCRATCH * 32
-    assert ledger["graphs"] == MIB + (runtime.graph_bytes // 16) * (_captured(client) - 1), "shrunk to what they hold"
+    pool = runtime.graph_bytes + runtime.graph_bytes // 16 * (_captured(client) - 1)
+    assert pool <= ledger["graphs"] < 2 * pool, "shrunk from the estimate to what they hold"
     parts = ("process_base", "weights", "activations", "graphs", "kv_cache")
     assert sum(ledger[name] for name in parts) <= ledger["budget"]
-    assert runtime.reserved == ledger["kv_cache"] + ledger["graphs"]
+    assert runtime.reserved == ledger["kv_cache"] + pool
     assert [kind for kind, _ in runtime.events].count("allocate") > 0
     client.shutdown()
 
@@ -103,8 +103,11 @@ def test_memory_that_runs_out_costs_its_step_alone(tiny, monkeypatch: pytest.Mon
 def test_another_process_that_holds_the_memory(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KVCacheTooSmall, match="other processes hold the rest"):
         start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=8 * MIB - 100_000, graphs=False))
-    with pytest.raises(OutOfDeviceMemory, match="the largest step, 32 tokens in 4 sequences, does not fit"):
-        start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=8 * MIB - 20_000, graphs=False))
+    with pytest.raises(OutOfDeviceMemory, match="the largest step, 48 tokens in 4 sequences, does not fit"):
+        settings = {"max_num_batched_tokens": 48}
+        start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=8 * MIB - 50_000, graphs=False), **settings)
+    with pytest.raises(OutOfDeviceMemory, match="no memory for the smallest attention call"):
+        start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=8 * MIB - 2_000, graphs=False))
 
 
 def test_refusals_come_before_weights_with_all_reasons_and_the_nearest_setting(

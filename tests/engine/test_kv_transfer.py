@@ -114,6 +114,7 @@ def test_a_folder_that_cannot_be_used_is_a_warning(
     [
         ({"kv_host_memory": 100}, "one block has 128"),
         ({"kv_host_memory": 0}, "at least 1"),
+        ({"kv_host_memory": 10**15}, "this machine has"),
         ({"kv_disk": " "}, "must name a folder"),
         ({"kv_disk": "x", "kv_disk_size": 0}, "at least 1"),
         ({"kv_disk": "x", "enable_prefix_caching": False}, "needs prefix caching"),

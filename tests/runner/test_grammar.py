@@ -95,6 +95,20 @@ def test_every_kind(llm: LLM, wanted: dict[str, Any], fits: Callable[[str], bool
         assert fits(output.text) and output.finish_reason == "stop" and output.stop_reason is None, output
 
 
+def test_special_tokens_by_number(llm: LLM) -> None:
+    """Text cannot spell them; a grammar names them by their ids."""
+    token = llm.get_tokenizer().special_token_id("<|im_start|>")
+    (output,) = generate(llm, {"grammar": f'start: "go" <[{token}]> "on"'}, skip_special_tokens=False)
+    assert output.text.startswith("go<|im_start|>on") and token in output.token_ids
+    with pytest.raises(ValueError, match="grammar cannot be used"):
+        generate(llm, {"grammar": "start: <[999999]>"})
+
+
+def test_thinking_budget_is_for_models_that_think(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="not known to think"):
+        generate(llm, {"choice": ["a"]}, thinking_token_budget=5)
+
+
 def test_a_tag_constrains_only_what_it_opens(llm: LLM) -> None:
     tag = {"structures": [{"begin": "<f=a>", "schema": {"const": {"x": 1}}, "end": "</f>"}], "triggers": ["<f="]}
     (output,) = generate(llm, {"structural_tag": tag}, temperature=0, max_tokens=12)

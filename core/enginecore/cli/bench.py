@@ -245,3 +245,64 @@ def simulate(
     if plot is not None:
         draw_timeline(timeline, plot, title=f"{engine.model} on {profile or engine.device}, {num_requests} requests")
     print_report(report, as_json=as_json)
+
+
+@app.command("kv-policies")
+def kv_policies(
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Virtual seconds of traffic in each run.", rich_help_panel=WORK)
+    ] = 300.0,
+    lengths: Annotated[
+        str, typer.Option(help="sharegpt, alpaca, or both with a comma between.", rich_help_panel=WORK)
+    ] = "sharegpt,alpaca",
+    num_requests: Annotated[
+        int, typer.Option(min=1, help="Requests in each of the runs about sharing.", rich_help_panel=WORK)
+    ] = 100,
+    traffic_seed: Annotated[
+        int, typer.Option(min=0, help="Seed of lengths, times and tokens.", rich_help_panel=WORK)
+    ] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="A fifth of everything, and rougher: rates of short traffic are too high.")
+    ] = False,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.svg|FILE.png",
+            help="Draw it all. Needs matplotlib: pip install 'enginecore[plot]'.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """What paging buys: paged against contiguous KV memory on a simulated OPT-13B and A100, beside published figures.
+
+    The real scheduler serves the same traffic in virtual time with blocks as they are needed, and with one piece of
+    memory a request: of the longest length ("max"), of the next power of two ("pow2"), or of just what it will need
+    ("oracle"). Reported are the requests in a batch at the same rate, the rate sustained at the same latency for each
+    token, what memory is used for, and what sharing saves for samples and beams. The same command gives the same
+    figures.
+
+    Example: enginecore bench kv-policies --plot kv-policies.png
+    """
+    from enginecore.cli.bench_kv_policies import Plan
+    from enginecore.cli.bench_kv_published import PUBLISHED
+    from enginecore.cli.bench_kv_report import draw_report, measure_kv_policies, table_of
+    from enginecore.cli.bench_plot import require_matplotlib
+    from enginecore.cli.bench_report import print_report
+    from enginecore.errors import ParameterError
+
+    names = tuple(dict.fromkeys(name.strip() for name in lengths.split(",")))
+    unknown = [name for name in names if name not in PUBLISHED]
+    if unknown:
+        raise ParameterError(f"lengths must be of {', '.join(PUBLISHED)}, got {unknown[0]!r}", param="lengths")
+    if plot is not None:
+        require_matplotlib(plot)
+    scale, resolution = (0.2, 1.2) if quick else (1.0, 1.03)
+    plan = Plan(seconds=max(1.0, seconds * scale), lengths=names, seed=traffic_seed, resolution=resolution)
+    report = measure_kv_policies(plan, max(4, int(num_requests * scale)), lambda text: typer.echo(text, err=True))
+    if plot is not None:
+        draw_report(report, plot)
+    if as_json:
+        print_report(report, as_json=True)
+        return
+    for line in table_of(report):
+        typer.echo(line)

@@ -6,12 +6,19 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any
 
 from enginecore.device.collectives import CollectiveError, Communicator, GroupSpec
+
+if TYPE_CHECKING:
+    import torch
+
+
+def _dist() -> Any:
+    """torch.distributed, when it is needed: the contract is read without torch."""
+    import torch.distributed
+
+    return torch.distributed
 
 
 class TorchCommunicator(Communicator):
@@ -22,16 +29,16 @@ class TorchCommunicator(Communicator):
     """
 
     def __init__(self, group: GroupSpec, name: str, device: torch.device | None = None) -> None:
-        if not dist.is_available():
+        if not _dist().is_available():
             raise RuntimeError("this build of torch has no torch.distributed")
-        if dist.is_initialized():
+        if _dist().is_initialized():
             raise RuntimeError("this process has joined a group already; destroy() leaves it")
-        if not dist.is_backend_available(name):
+        if not _dist().is_backend_available(name):
             raise ValueError(f"torch.distributed has no backend {name!r} here; it has {', '.join(_names())}")
         self.group, self.name = group, name
         timeout = datetime.timedelta(seconds=group.timeout_s)
         with _told("join the group", group):
-            dist.init_process_group(
+            _dist().init_process_group(
                 name,
                 init_method=group.init_method,
                 rank=group.rank,
@@ -44,7 +51,7 @@ class TorchCommunicator(Communicator):
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         out = tensor.contiguous()
         with _told("all_reduce", self.group):
-            dist.all_reduce(out)
+            _dist().all_reduce(out)
         return out
 
     def all_gather(self, tensor: torch.Tensor, dim: int) -> torch.Tensor:
@@ -64,38 +71,38 @@ class TorchCommunicator(Communicator):
     def broadcast(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         out = tensor.contiguous()
         with _told("broadcast", self.group):
-            dist.broadcast(out, src)
+            _dist().broadcast(out, src)
         return out
 
     def send(self, tensor: torch.Tensor, dst: int) -> None:
         with _told("send", self.group):
-            dist.send(tensor.contiguous(), dst)
+            _dist().send(tensor.contiguous(), dst)
 
     def recv(self, tensor: torch.Tensor, src: int) -> torch.Tensor:
         out = tensor.contiguous()
         with _told("recv", self.group):
-            dist.recv(out, src)
+            _dist().recv(out, src)
         return out
 
     def barrier(self) -> None:
         with _told("barrier", self.group):
-            dist.barrier()
+            _dist().barrier()
 
     def destroy(self) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        if _dist().is_initialized():
+            _dist().destroy_process_group()
 
     def all_to_all(self, tensor: torch.Tensor) -> torch.Tensor:
         _part("all_to_all", tensor.shape[0], self.group.world_size)
         source = tensor.contiguous()
-        out = torch.empty_like(source)
+        out = source.new_empty(source.shape)
         with _told("all_to_all", self.group):
-            dist.all_to_all_single(out, source)
+            _dist().all_to_all_single(out, source)
         return out
 
 
 def _names() -> list[str]:
-    return [name for name in dist.Backend.backend_list if name != "undefined" and dist.is_backend_available(name)]
+    return [name for name in _dist().Backend.backend_list if name != "undefined" and _dist().is_backend_available(name)]
 
 
 def _part(call: str, size: int, ranks: int) -> int:
@@ -106,7 +113,7 @@ def _part(call: str, size: int, ranks: int) -> int:
 
 def _newest(*names: str) -> Callable[..., Any]:
     """torch has renamed some functions; the old names warn where there are new ones."""
-    found: Callable[..., Any] = next(getattr(dist, name) for name in names if hasattr(dist, name))
+    found: Callable[..., Any] = next(getattr(_dist(), name) for name in names if hasattr(_dist(), name))
     return found
 
 

@@ -52,6 +52,13 @@ class KVCacheLayout:
         return tuple(num_blocks if n == -1 else n for n in self.shape)
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether Python or one of torch's allocators, the host's one included, has found memory exhausted."""
+    if isinstance(error, (OutOfDeviceMemory, MemoryError)):
+        return True
+    return isinstance(error, RuntimeError) and "tried to allocate" in str(error).lower()
+
+
 class MemoryManager(Contract):
     """The plugin's own allocator and its books."""
 
@@ -96,10 +103,7 @@ class MemoryManager(Contract):
     def out_of_memory(self, error: BaseException) -> bool:
         """Optional. Whether `error`, which a step or an allocation raised, says that the device's memory is exhausted.
         Such a step costs its own requests; any other error ends the engine."""
-        if isinstance(error, (OutOfDeviceMemory, MemoryError)):
-            return True
-        # torch's allocators, the host's one included, name what they were asked for.
-        return isinstance(error, RuntimeError) and "tried to allocate" in str(error).lower()
+        return is_out_of_memory(error)
 
     @optional
     def sleep(self, state: dict[str, Any]) -> None:

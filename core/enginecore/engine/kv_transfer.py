@@ -15,6 +15,7 @@ import torch
 from enginecore._version import __version__
 from enginecore.config import EngineArgs, EngineConfig
 from enginecore.device import CONTRACT_VERSION, Backend, KVCacheLayout, KVCacheSpec
+from enginecore.device.limits import memory_limit
 from enginecore.errors import ParameterError, UnsupportedError
 from enginecore.kvcache.disk import DiskTier
 from enginecore.kvcache.host import HostTier
@@ -51,8 +52,16 @@ def allocate_caches(
 
 
 def check_tiers(site: _Site) -> None:
-    """Refuse what cannot be opened, before the weights are read. Raises UnsupportedError."""
+    """Refuse what cannot be opened, before the weights are read. Raises UnsupportedError or ParameterError."""
     args, runtime = site.args, site.backend.runtime
+    limit = memory_limit()
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    most = min(physical, int(limit.value)) if limit is not None else physical
+    if args.kv_host_memory is not None and args.kv_host_memory > most:
+        raise ParameterError(
+            f"kv_host_memory asks for {args.kv_host_memory} bytes; this machine has {most}", param="kv_host_memory",
+            fix="lower kv_host_memory",
+        )  # fmt: skip
     wanted = args.kv_host_memory is not None or args.kv_disk is not None
     if wanted and runtime is not None and not runtime_moves_blocks(runtime):
         raise UnsupportedError(

@@ -16,11 +16,12 @@ from enginecore.frontend.chat import ChatRenderer, load_template
 from enginecore.frontend.detokenizer import TokenTable
 from enginecore.frontend.fingerprint import fingerprint
 from enginecore.frontend.generation_config import sampling_defaults
-from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt, grammar_tokenizer
+from enginecore.frontend.input_processor import AnswerForm, InputProcessor, PreparedRequest, Prompt, grammar_tokenizer
 from enginecore.frontend.output_processor import OutputProcessor
 from enginecore.frontend.outputs import RequestOutput
 from enginecore.frontend.progress import GenerationProgress
 from enginecore.frontend.tokenizer import Tokenizer
+from enginecore.frontend.tools.plan import Plan, find_dialect
 from enginecore.request import SamplingParams
 
 Messages = list[dict[str, Any]]
@@ -61,6 +62,7 @@ class LLM:
             self._defaults = sampling_defaults(args.generation_config, self.config.model_path)
             template = load_template(args.chat_template) or self._tokenizer.chat_template
             self._renderer = ChatRenderer(template, self._tokenizer.special_tokens)
+            self._dialect = find_dialect(template, self._tokenizer)
         except BaseException:
             self.shutdown()
             raise
@@ -186,6 +188,7 @@ class LLM:
                         params[index],
                         priority=priority[index] if priority is not None else 0,
                         add_special_tokens=add_special_tokens,
+                        form=self._form(prompt, params[index]),
                     )
                 )
         with GenerationProgress(len(prompts), enabled=show_progress) as progress:
@@ -209,6 +212,16 @@ class LLM:
             finally:
                 self._clean_up(internal_ids)
         return sink.results()
+
+    def _form(self, prompt: Prompt, params: SamplingParams) -> AnswerForm | None:
+        """The bound on thinking, and a structured answer after it."""
+        if params.thinking_token_budget is None:
+            return None
+        if isinstance(prompt, dict):
+            prompt = prompt.get("prompt") or prompt.get("prompt_token_ids") or ""
+        text = prompt if isinstance(prompt, str) else self._tokenizer.decode(list(prompt), skip_special_tokens=False)
+        plan = Plan(self._dialect, structure=params.structured_outputs, thinking_budget=params.thinking_token_budget)
+        return plan.form(text, self._input.grammars)
 
     def _clean_up(self, internal_ids: list[str]) -> None:
         """After an error or an interrupt nothing of this call may be left in the engine."""

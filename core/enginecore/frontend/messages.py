@@ -47,6 +47,8 @@ def _message(message: Any, where: str) -> dict[str, Any]:
                     f"{where}.{name} must be a string, got {_kind(message[name])}", param=f"{where}.{name}"
                 )
             result[name] = message[name]
+    if isinstance(message.get("reasoning"), str):  # the same under the name that answers have it
+        result.setdefault("reasoning_content", message["reasoning"])
     if role == "tool" and "tool_call_id" not in result:
         raise ParameterError(f"{where}.tool_call_id is missing", param=f"{where}.tool_call_id")
     if has_calls:

@@ -14,6 +14,9 @@ from typing import Protocol
 
 logger = logging.getLogger("enginecore.kvcache")
 
+#: A job that runs when its thread is to end gets so long.
+LAST_JOB_SECONDS = 5.0
+
 #: Runs in the engine's thread once its job has run.
 Finish = Callable[[], None]
 Job = Callable[[], Finish]
@@ -62,39 +65,42 @@ class ThreadLane:
     def __init__(self, name: str, results: Results, prepare: Callable[[], None] | None = None) -> None:
         self._results = results
         self._prepare = prepare
+        self._urgent: deque[tuple[Job, Finish]] = deque()
         self._jobs: deque[tuple[Job, Finish]] = deque()
         self._changed = threading.Condition()
         self._running = 0
-        self._quit = False
+        self._quit = self._abandoned = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     @property
     def backlog(self) -> int:
-        return len(self._jobs) + self._running
+        return len(self._urgent) + len(self._jobs) + self._running
 
     def submit(self, job: Job, failed: Finish, *, first: bool = False) -> None:
-        """Queue a job, before all others with `first`."""
+        """Queue a job, with `first` before all that are not."""
         with self._changed:
-            (self._jobs.appendleft if first else self._jobs.append)((job, failed))
+            (self._urgent if first else self._jobs).append((job, failed))
             self._changed.notify()
 
     def close(self, timeout: float) -> None:
-        """Finish what is queued, for at most `timeout` seconds, and end the thread."""
+        """Finish what is queued, for at most `timeout` seconds, and end the thread; then with the job that runs."""
         with self._changed:
             self._quit = True
             self._changed.notify()
         self._thread.join(timeout)
+        self._abandoned = True
+        self._thread.join(LAST_JOB_SECONDS)
 
     def _run(self) -> None:
         if self._prepare is not None:
             self._prepare()
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._jobs or self._quit)
-                if not self._jobs:
+                self._changed.wait_for(lambda: self._urgent or self._jobs or self._quit)
+                if self._abandoned or not (self._urgent or self._jobs):
                     return
-                job, finish = self._jobs.popleft()
+                job, finish = (self._urgent or self._jobs).popleft()
                 self._running = 1
             try:
                 finish = job()

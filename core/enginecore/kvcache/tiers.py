@@ -311,12 +311,13 @@ class Tiers:
             writes.submit(clear, cleared)
         return count
 
-    def close(self, timeout: float = 5.0) -> None:
-        """Let what is under way come to its end, for at most `timeout` seconds, and end the threads. The copies go
-        first: what they bring down may still be written."""
+    def close(self, timeout: float = 3.0) -> None:
+        """Let what is under way come to its end, for at most `timeout` seconds in all, and end the threads. The copies
+        go first: what they bring down may still be written."""
+        deadline = perf_counter() + timeout
         for lane in (self._copies, self._files, self._writes):
             if lane is not None:
-                lane.close(timeout)
+                lane.close(max(0.0, deadline - perf_counter()))
                 with suppress(Exception):
                     self.poll()
 

@@ -10,7 +10,7 @@ import copy
 import re
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from torch import nn
 from enginecore.errors import ModelError
 from enginecore.models.gguf_weights import GGUFTensors
 from enginecore.models.pickle_loader import PickledTensors
+from enginecore.models.quantized_config import read_config
+from enginecore.models.quantized_tensors import Kept, QuantizedTensors
 from enginecore.models.safetensors_loader import SafetensorsFile, TensorSource
 from enginecore.models.store import ModelFiles
 from enginecore.ops.quantized import QuantizedWeight
@@ -37,6 +39,9 @@ class Checkpoint:
 
     def __init__(self, files: ModelFiles, model: nn.Module) -> None:
         self.sources: list[TensorSource] = [_SOURCES[files.kind](path) for path in files.weights]
+        quantized = read_config(files.config.get("quantization_config"))
+        if quantized is not None and files.kind == "safetensors":
+            self.sources = [QuantizedTensors(cast("list[SafetensorsFile]", self.sources), quantized)]
         self.name = files.path
         self._model = model
         # Buffers that are not saved with the model are not in here.
@@ -76,6 +81,13 @@ class Checkpoint:
         """Parameter `name` in the blocks of its file, for activations in `dtype`; None when it is in plain numbers."""
         source, key = self._direct.get(self.source_name(name), (None, ""))
         return source.read_quantized(key, dtype) if isinstance(source, GGUFTensors) else None
+
+    def read_kept(self, name: str, dtype: torch.dtype, schemes: frozenset[str]) -> Kept | None:
+        """Parameter `name` as a quantised checkpoint has it, where that is in one of `schemes`; None otherwise."""
+        source, key = self._direct.get(self.source_name(name), (None, ""))
+        if not isinstance(source, QuantizedTensors) or source.scheme(key) not in schemes:
+            return None
+        return source.read_quantized(key, dtype)
 
     def rope_factors(self) -> torch.Tensor | None:
         """Divisors of the rotary frequencies that come with the weights (GGUF files of llama 3)."""

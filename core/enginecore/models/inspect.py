@@ -16,6 +16,7 @@ from enginecore.device.capabilities import AttentionQuery
 from enginecore.device.memory import KVCacheSpec
 from enginecore.errors import ModelError, UnsupportedError
 from enginecore.models.bridge import AttentionCall, build_on_meta, call_model
+from enginecore.models.quantized_config import config_reasons
 from enginecore.models.store import ModelFiles
 
 if TYPE_CHECKING:
@@ -172,8 +173,7 @@ def _config_reasons(config: Any, files: ModelFiles) -> list[str]:
     if getattr(config, "is_encoder_decoder", False):
         reasons.append("encoder-decoder models are not supported")
     if files.config.get("quantization_config"):
-        method = files.config["quantization_config"].get("quant_method", "unknown")
-        reasons.append(f"weights quantised with {method!r} are not supported")
+        reasons += config_reasons(files.config["quantization_config"])
     unknown = sorted(set(getattr(text, "layer_types", None) or ()) - _KNOWN_LAYER_TYPES)
     if unknown:
         reasons.append(f"layers of type {', '.join(unknown)} are not supported")

@@ -94,7 +94,8 @@ def load_model(
     """Read the weights of `files` in `dtype` onto the backend's device.
 
     `ops` is the backend's op table behind the dispatch (made here when None); `fuse` False forces the bridge;
-    `max_model_len` is the number of positions to prepare for (None: as many as the model has); `quantization` is None,
+    `max_model_len` is the number of positions to prepare for (None: as many as the model has); `quantization` is None
+    (weights of a quantised checkpoint stay as they are where the backend claims their scheme, else are unpacked),
     "gguf" or "int8", in schemes that the backend claims (`quantization_reasons`). Raises ModelError and
     UnsupportedError as `inspect_model` does, and ModelError when a weight file is broken or does not fit the model.
     """
@@ -103,8 +104,13 @@ def load_model(
     shape, model = inspect_meta(files, dtype)
     ops = ops or Ops(backend.ops, dtype=dtype)
     checkpoint = Checkpoint(files, model)
-    weights = Materializer(checkpoint, backend.torch_device(), ops.get("pack_linear", dtype), quantization,
-                           backend.capabilities.quantizations)  # fmt: skip
+    weights = Materializer(
+        checkpoint,
+        backend.torch_device(),
+        ops.get("pack_linear", dtype),
+        quantization,
+        backend.capabilities.quantizations,
+    )
     obstacle = why_not_fused(model, shape.calls) if fuse else "fusion is off"
     implementation: _Forward
     if obstacle is None:

@@ -15,6 +15,7 @@ from enginecore.errors import ModelError
 from enginecore.layers.linear import JoinedLinear, PackedEmbedding, PackedLinear
 from enginecore.models.checkpoint import Checkpoint
 from enginecore.models.quantization import SIMPLER
+from enginecore.models.quantized_tensors import Kept, join
 from enginecore.ops.kquants import simpler
 from enginecore.ops.quantized import QuantizedWeight, can_quantize_int8, quantize_int8
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 #: Bytes from which on a weight gets memory of its own.
 _LARGE = 1 << 18
 
-Pack = Callable[["torch.Tensor | QuantizedWeight", "torch.Tensor | None"], Any]
+Pack = Callable[["torch.Tensor | Kept", "torch.Tensor | None"], Any]
 
 
 #: transformers' mark on tensors that its initialisers must leave alone.
@@ -56,8 +57,14 @@ class Materializer:
         blocks = self._blocks(prefixes) if self._quantization == "gguf" else []
         if len({weight.scheme for weight in blocks}) > 1:  # each part is a product of its own
             return JoinedLinear([self.linear([prefix]) for prefix in prefixes])
-        weight: torch.Tensor | QuantizedWeight
-        if blocks:
+        kept = self._kept(prefixes)
+        weight: torch.Tensor | Kept | None
+        if kept:
+            weight = join(kept)
+            if weight is None:
+                return JoinedLinear([self.linear([prefix]) for prefix in prefixes])
+            weight = weight.to(self.device)
+        elif blocks:
             data_OB = torch.cat([part.data_OB for part in blocks]) if len(blocks) > 1 else blocks[0].data_OB
             weight = replace(blocks[0], data_OB=data_OB.to(self.device))
         else:
@@ -71,6 +78,19 @@ class Materializer:
         packed = self._pack(weight, bias_O)
         self.bytes += packed.nbytes
         return packed
+
+    def _kept(self, prefixes: list[str]) -> list[Any]:
+        """The weights as a quantised checkpoint has them, in schemes that the device has: all of them or none."""
+        if self._quantization is not None:
+            return []
+        found = []
+        for prefix in prefixes:
+            name = f"{prefix}.weight"
+            weight = self.checkpoint.read_kept(name, self.checkpoint.parameters[name].dtype, self._schemes)
+            if weight is None:
+                return []
+            found.append(weight)
+        return found
 
     def _blocks(self, prefixes: list[str]) -> list[QuantizedWeight]:
         """The weights as their file has them, all of them or none."""

@@ -55,6 +55,10 @@ class SafetensorsFile:
         self.shapes: dict[str, tuple[int, ...]] = {}
         self._parse()
 
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a tensor as the file has it."""
+        return self._entries[name][0]
+
     def read_into(self, name: str, out: torch.Tensor) -> None:
         dtype, start, nbytes = self._entries[name]
         if nbytes == 0:

@@ -99,7 +99,7 @@ def pack_rows(codes_IO: torch.Tensor) -> torch.Tensor:
     words = torch.zeros_like(codes[:, 0])
     for nibble in range(8):
         words |= codes[:, nibble] << (4 * nibble)
-    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    return torch.where(words >= 2**31, words - 2**32, words).to(torch.int32).contiguous()
 
 
 def from_awq(

@@ -3,8 +3,7 @@
 A K-quant packs 256 inputs: half-precision factors for the whole, small integers for each 32 (or 16) of them. Where the
 parts are 32 inputs (Q4_K, Q5_K), codes stay as they are and each part's scale and minimum are multiplied out, so that
 only those are rounded, to half precision. Where they are 16 (Q2_K, Q3_K, Q6_K) no simple format has as many scales: the
-values are rounded anew to signed bytes with a scale for each 32, which costs at most half a step of 1/127 of the largest of them (and
-the rounding of that step).
+values are rounded anew to signed bytes with a scale for each 32, to half a step of 1/127 of the largest of them.
 
 Layouts: ggml's `block_q4_K` and `block_q5_K`. Shapes: O outputs, S super-blocks, P parts of 32 inputs (8 each).
 """

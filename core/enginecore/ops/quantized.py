@@ -5,7 +5,7 @@ Shape suffixes: O output features, I input features, B bytes of a row.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -26,8 +26,8 @@ _ROWS = 4096
 
 @dataclass(frozen=True)
 class QuantizedWeight:
-    """What `pack_linear` takes in place of a weight: rows of blocks, as a GGUF file has them, or ("int8") of a scale and
-    bytes.
+    """What `pack_linear` takes in place of a weight: rows of blocks, as a GGUF file has them, or ("int8") of a scale
+    and bytes.
 
     `data_OB` is contiguous uint8; `dtype` is what activations have and what looked-up rows shall have.
     """
@@ -41,11 +41,19 @@ class QuantizedWeight:
     def out_features(self) -> int:
         return int(self.data_OB.shape[0])
 
+    def to(self, device: torch.device) -> QuantizedWeight:
+        return replace(self, data_OB=self.data_OB.to(device))
+
+    def parts(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of scheme "int8": the bytes as int8 [O, I] and the float32 scales [O, 1]."""
+        scale_O1 = self.data_OB[:, :_INT8_HEAD].contiguous().view(torch.float32)
+        return self.data_OB[:, _INT8_HEAD:].contiguous().view(torch.int8), scale_O1
+
     def dequantize(self) -> torch.Tensor:
         """The weight [O, I] in `dtype`, on the device of `data_OB`."""
         if self.scheme == INT8:
-            scale_O1 = self.data_OB[:, :_INT8_HEAD].contiguous().view(torch.float32)
-            return (self.data_OB[:, _INT8_HEAD:].view(torch.int8).float() * scale_O1).to(self.dtype)
+            values_OI, scale_O1 = self.parts()
+            return (values_OI.float() * scale_O1).to(self.dtype)
         from gguf.quants import dequantize
 
         values = dequantize(self.data_OB.cpu().numpy(), SCHEMES[self.scheme][0])  # type: ignore[arg-type]
@@ -70,3 +78,9 @@ def quantize_int8(weight_OI: torch.Tensor) -> QuantizedWeight:
         data_OB[start : start + _ROWS, :_INT8_HEAD] = scale.view(torch.uint8)
         data_OB[start : start + _ROWS, _INT8_HEAD:] = codes.to(torch.int8).view(torch.uint8)
     return QuantizedWeight(INT8, data_OB, inputs, weight_OI.dtype)
+
+
+def int8_weight(values_OI: torch.Tensor, scales_O1: torch.Tensor, dtype: torch.dtype) -> QuantizedWeight:
+    """Signed bytes and float32 scales that a checkpoint brings, as scheme "int8"."""
+    parts = (scales_O1.float().contiguous().view(torch.uint8), values_OI.contiguous().view(torch.uint8))
+    return QuantizedWeight(INT8, torch.cat(parts, 1), values_OI.shape[1], dtype)

@@ -13,9 +13,11 @@ import torch.nn.functional as F
 
 from enginecore.ops.adapters import lora_expand, lora_shrink
 from enginecore.ops.experts import moe_experts
+from enginecore.ops.int4 import Int4Weight
 from enginecore.ops.quantized import QuantizedWeight
 from enginecore.ops.recurrent import causal_conv, selective_scan, ssd_scan
 from enginecore.ops.sampling import rejection_sample, sample, sampling_probabilities
+from enginecore.ops.scaled import ScaledWeight
 
 
 def rms_norm(x_TE: torch.Tensor, weight_E: torch.Tensor, eps: float) -> torch.Tensor:
@@ -88,8 +90,10 @@ class PackedLinear:
         return int(self.weight_OI.nbytes) + (0 if self.bias_O is None else int(self.bias_O.nbytes))
 
 
-def pack_linear(weight_OI: torch.Tensor | QuantizedWeight, bias_O: torch.Tensor | None) -> PackedLinear:
-    if isinstance(weight_OI, QuantizedWeight):
+def pack_linear(
+    weight_OI: torch.Tensor | QuantizedWeight | Int4Weight | ScaledWeight, bias_O: torch.Tensor | None
+) -> PackedLinear:
+    if not isinstance(weight_OI, torch.Tensor):
         weight_OI = weight_OI.dequantize()
     return PackedLinear(weight_OI, bias_O)
 

@@ -44,10 +44,11 @@ _OPS = (
     OpSchema(
         "pack_linear",
         "(weight_OI, bias_O | None) -> PackedLinear",
-        "Prepares a weight for this device, once, at load. A QuantizedWeight (ops/quantized.py) instead has a scheme "
-        "that the backend claims in Capabilities.quantizations. The result is called as packed(x_TI) -> y_TO "
-        "(x.dtype), has rows(ids_T) -> [T, I] (rows of the original weight, so that a tied embedding needs one copy), "
-        "`nbytes`, `in_features` and `out_features`.",
+        "Prepares a weight for this device, once, at load. A QuantizedWeight (ops/quantized.py), Int4Weight "
+        "(ops/int4.py) or ScaledWeight (ops/scaled.py) instead has a scheme that the backend claims in "
+        "Capabilities.quantizations. The result is called as packed(x_TI) -> y_TO (x.dtype), has rows(ids_T) -> [T, I] "
+        "(rows of the original weight, so that a tied embedding needs one copy), `nbytes`, `in_features` and "
+        "`out_features`.",
     ),
     OpSchema(
         "sample",

@@ -243,7 +243,8 @@ class _Writer:
     def _start(self, output: RequestOutput, index: int, suffix: bytes) -> bytes:
         """The chunk that opens a choice: its role and, with echo, the text that it continues."""
         self._started.add(index)
-        delta = encode({"role": "assistant", "content": self._echoed})
+        only_calls = self._job.plan is not None and self._job.plan.choice.mode == "required"
+        delta = encode({"role": "assistant", "content": None if only_calls else self._echoed})
         extra = b""
         if self._wants_ids:
             extra = b',"prompt_token_ids":' + encode(output.prompt_token_ids)

@@ -10,8 +10,6 @@ from enginecore.device import Capabilities, GraphSupport
 #: Compute capabilities from which on the hardware computes in a format (CUDA C++ programming guide, "arithmetic
 #: instructions" and "warp matrix functions").
 BFLOAT16, FLOAT8 = (8, 0), (8, 9)
-#: Quantisations that need products of fp8.
-_FLOAT8_SCHEMES = ("fp8", "fp8_block", "fp8_e4m3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +40,11 @@ class Gpu:
 
 def capabilities_of(gpu: Gpu, kernels: Capabilities, *, graphs: bool, world_size: int) -> Capabilities:
     """`kernels` is what attention and ops compute on any GPU; the hardware takes from it and adds its own."""
-    dtypes, quantizations = kernels.dtypes, kernels.quantizations
-    if gpu.capability < BFLOAT16:
-        dtypes -= {"bfloat16"}
-    if gpu.capability < FLOAT8:
-        quantizations -= set(_FLOAT8_SCHEMES)
+    dtypes = kernels.dtypes if gpu.capability >= BFLOAT16 else kernels.dtypes - {"bfloat16"}
     return replace(
         kernels,
         dtypes=dtypes,
         kv_dtypes=kernels.kv_dtypes - (kernels.dtypes - dtypes),
-        quantizations=quantizations,
         graph_support=GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE if graphs else GraphSupport.NEVER,
         pinned_host=True,
         unified_memory=gpu.integrated,

@@ -22,7 +22,7 @@ from enginecore_cuda.capabilities import Gpu
 
 MIB = 2**20
 H200 = Gpu(name="NVIDIA H200", capability=(9, 0), multiprocessors=4)
-PROMPT_LENGTHS, COUNT = (1, 21, 37), 5
+PROMPT_LENGTHS, COUNT = (1, 37), 4
 BACKENDS: list[CudaBackend] = []
 
 
@@ -61,9 +61,8 @@ def generate(folder: Path, prompts: list[list[int]], **options: Any) -> dict[str
 
     source = BackendSource(factory=f"{Path(__file__).resolve()}:create", options=options)
     device = adhoc.install(source, folder / f"plugin-{len(options)}")
-    client = InprocClient(
-        EngineArgs(model=str(folder), device=device, dtype="float32", max_num_batched_tokens=24, max_num_seqs=4)
-    )
+    settings: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 24, "max_num_seqs": 4, "strict_ops": True}
+    client = InprocClient(EngineArgs(model=str(folder), device=device, **settings))
     answers: list[list[int]] = [[] for _ in prompts]
     for i, prompt in enumerate(prompts):
         params = SamplingParams(temperature=0, ignore_eos=True)

@@ -29,9 +29,6 @@ TARGETS = {
     "gfx1201": Target(wave=32, float8="ocp"),
 }
 
-#: Quantisations that need products of fp8.
-_FLOAT8_SCHEMES = ("fp8", "fp8_block", "fp8_e4m3")
-
 
 def target_row(target: str) -> Target:
     """CDNA and older GCN parts run waves of 64, RDNA of 32."""
@@ -70,12 +67,10 @@ class Gpu:
 def capabilities_of(gpu: Gpu, kernels: Capabilities, *, graphs: bool, world_size: int) -> Capabilities:
     """`kernels` is what attention and ops compute on any GPU; the hardware takes from it and adds its own."""
     lost = frozenset() if gpu.row.bfloat16 else frozenset({"bfloat16"})
-    quantizations = kernels.quantizations - (set() if gpu.row.float8 else set(_FLOAT8_SCHEMES))
     return replace(
         kernels,
         dtypes=kernels.dtypes - lost,
         kv_dtypes=kernels.kv_dtypes - lost,
-        quantizations=quantizations,
         graph_support=GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE if graphs else GraphSupport.NEVER,
         pinned_host=True,
         unified_memory=gpu.integrated,

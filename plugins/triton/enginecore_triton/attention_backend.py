@@ -22,6 +22,7 @@ from enginecore_triton.device import DeviceDescription
 from enginecore_triton.launch import power_of_two
 from enginecore_triton.ops import blocks
 from enginecore_triton.ops._call import make_call
+from enginecore_triton.ops.pack_linear import SCHEMES
 from enginecore_triton.ops.paged_decode import MAX_QUERY, paged_decode
 from enginecore_triton.ops.paged_prefill import paged_prefill
 from enginecore_triton.ops.reshape_and_cache import reshape_and_cache
@@ -40,6 +41,7 @@ TRITON_CAPABILITIES = Capabilities(
     head_size_range=(16, 256, 1),
     max_gqa_ratio=128,
     features=frozenset({"sliding_window", "soft_cap", "sinks", "alibi", "non_causal"}),
+    quantizations=SCHEMES,
 )
 
 

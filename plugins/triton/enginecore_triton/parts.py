@@ -59,6 +59,7 @@ def load_kernels(
 
     try:
         from enginecore_triton.attention_backend import TRITON_CAPABILITIES, TritonAttention
+        from enginecore_triton.ops.pack_linear import SCHEMES
         from enginecore_triton.optable import TritonOps
     except ImportError as error:
         return Kernels(reason=f"Triton cannot be loaded: {error}")
@@ -72,7 +73,8 @@ def load_kernels(
             raise
         told = str(error).strip().splitlines() or [type(error).__name__]
         return Kernels(reason=f"Triton cannot build for {description.architecture}: {told[0]}")
-    capabilities = claim(TRITON_CAPABILITIES)
+    computed = replace(TRITON_CAPABILITIES, quantizations=TRITON_CAPABILITIES.quantizations | SCHEMES)
+    capabilities = claim(computed)
     return Kernels(TritonAttention(description, capabilities), ops, capabilities)
 
 

@@ -10,8 +10,6 @@ from enginecore.device import Capabilities, GraphSupport
 
 #: Names of GPUs with memory of their own: "Intel(R) Arc(TM) B580 Graphics", but not "Intel(R) Arc(TM) Graphics".
 _DISCRETE = re.compile(r"\b[AB]\d{2,3}\b|Data Center|Max|Flex")
-#: Quantisations that need products of fp8, which no XMX unit has.
-_FLOAT8_SCHEMES = ("fp8", "fp8_block", "fp8_e4m3")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +43,6 @@ def capabilities_of(gpu: Gpu, kernels: Capabilities, *, graphs: bool, world_size
         kernels,
         dtypes=kernels.dtypes - lost,
         kv_dtypes=kernels.kv_dtypes - lost,
-        quantizations=kernels.quantizations - set(_FLOAT8_SCHEMES),
         graph_support=GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE if graphs else GraphSupport.NEVER,
         pinned_host=True,
         unified_memory=gpu.integrated,

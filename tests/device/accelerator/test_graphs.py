@@ -47,6 +47,18 @@ def test_the_pool_is_shared_and_its_true_size_corrects_the_plan() -> None:
     assert graphs.memory_bytes() == 0
 
 
+def test_what_the_run_before_recording_left_cached_is_not_taken_for_the_graphs() -> None:
+    runtime = FakeRuntime()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        runtime.resize(runtime.allocate(8 * MIB), 0)
+        return x * 2
+
+    graphs = PooledGraphs(runtime)
+    graphs.capture(KEYS[0], step, {"x": torch.ones(1)})
+    assert graphs.memory_bytes() >= runtime.graph_bytes
+
+
 @pytest.mark.parametrize("where", ["while recording", "at the end"])
 def test_a_failed_capture_gives_its_reason_and_spoils_nothing(where: str) -> None:
     runtime = FakeRuntime()

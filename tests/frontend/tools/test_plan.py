@@ -29,8 +29,15 @@ NOW: dict[str, Any] = {"type": "function", "function": {"name": "now"}}
 TOOLS = [WEATHER, NOW]
 
 
+class Plain(ToyTokenizer):
+    """All marks are ordinary text, so that a vocabulary of bytes can follow the grammars."""
+
+    def special_token_id(self, text: str) -> int | None:
+        return None
+
+
 def dialect(tools: str = "none", thinking: str = "none") -> Dialect:
-    return find_dialect(None, ToyTokenizer(), tools, thinking)
+    return find_dialect(None, Plain(), tools, thinking)
 
 
 def plan(style: str = "hermes", thinking: str = "none", **fields: Any) -> Plan:
@@ -54,7 +61,7 @@ def a_forced_answer(grammar: str) -> str:
         if matcher.is_stopped():
             break
         forced = matcher.compute_ff_bytes()
-        for byte in [*forced] or [*b'}]"w\n<,0a']:
+        for byte in [*forced] or [*b'}]"cw\n<,0a']:
             if matcher.validate_tokens([byte]) == 1:
                 matcher.consume_token(byte)
                 text += bytes([byte])
@@ -120,6 +127,20 @@ def test_auto_is_free_unless_a_tool_is_strict() -> None:
     assert not accepts(grammar, "<tool_call>hello", whole=False)
 
 
+@pytest.mark.parametrize("style", sorted(set(BY_NAME) - {"harmony", "llama3_json", "pythonic"}))
+def test_strict_calls_in_every_way_of_writing(style: str) -> None:
+    """What forced calls look like is allowed after free text, and read as a call."""
+    strict = {"type": "function", "function": {**NOW["function"], "strict": True}}
+    wanted = plan(style, tools=[strict])
+    forced = plan(style, tools=[strict], tool_choice="required", parallel=False)
+    call = a_forced_answer(str(forced.form("", CHECKER).grammar))
+    grammar = wanted.form("", CHECKER).grammar
+    assert accepts(grammar, f"Well, {call}") and accepts(grammar, "Just text.")
+    parser = wanted.parser(opened=False)
+    pieces = merged(parser.feed(f"Well, {call}") + parser.finish())
+    assert [(piece.kind, piece.text) for piece in pieces] == [("text", "Well,"), ("call", "now"), ("arguments", "{}")]
+
+
 def test_structure_and_tools_are_alternatives_under_auto() -> None:
     wanted = plan(response_format={"type": "json_schema", "json_schema": {"name": "x", "schema": {"const": 5}}})
     grammar = wanted.form("", CHECKER).grammar
@@ -140,6 +161,19 @@ def test_structure_begins_after_thinking(style: str) -> None:
     assert not closed.opened and accepts(closed.grammar, "{}")
     assert accepts(closed.grammar, f"{thought.begin}a{thought.end}{{}}")
     assert not accepts(closed.grammar, "Hm.", whole=False)
+
+
+def test_structure_and_calls_in_channels() -> None:
+    analysis = "<|channel|>analysis<|message|>Hm {}.<|end|><|start|>assistant"
+    wanted = plan("harmony", "harmony", tools=None, response_format={"type": "json_object"})
+    grammar = wanted.form("<|start|>assistant", CHECKER).grammar
+    final = "<|channel|>final<|message|>{}"
+    assert accepts(grammar, final) and accepts(grammar, analysis + final) and not accepts(grammar, "{}", whole=False)
+    pieces = merged([*wanted.parser(opened=False).feed(analysis + final)])
+    assert [(piece.kind, piece.text) for piece in pieces] == [("reasoning", "Hm {}."), ("text", "{}")]
+    forced = plan("harmony", "harmony", tool_choice="required").form("<|start|>assistant", CHECKER).grammar
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+    assert accepts(forced, call) and accepts(forced, analysis + call) and not accepts(forced, final, whole=False)
 
 
 def test_special_tokens_stand_as_tokens() -> None:

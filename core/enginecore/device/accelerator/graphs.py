@@ -86,6 +86,8 @@ class PooledGraphs(GraphRunner):
         with runtime.on_stream(self._stream):
             fn(**static_inputs)
         runtime.synchronize()
+        # torch empties its cache when a recording begins: done here, the growth that is measured is the graph's own.
+        runtime.empty_cache()
 
     def _drop(self, graph: Graph) -> None:
         """After a failed capture: neither the graph nor a stream in capture mode may be left behind."""

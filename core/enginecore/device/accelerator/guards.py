@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
 from enginecore.device.capabilities import AttentionQuery, Verdict
-from enginecore.device.memory import KVCacheLayout, KVCacheSpec
+from enginecore.device.memory import KVCacheLayout, KVCacheSpec, is_out_of_memory
 from enginecore.device.optable import Impl, OpTable
-from enginecore.errors import DeviceError
+from enginecore.errors import DeviceError, OutOfDeviceMemory
 
 if TYPE_CHECKING:
     import torch
@@ -115,6 +115,11 @@ class GuardedAttention(AttentionBackend):
             replaced: dict[str, int] = getattr(self._chosen, "fallbacks", {})
             failure = "they are " + ", ".join(replaced) if replaced else None
         except Exception as error:
+            if is_out_of_memory(error):
+                raise OutOfDeviceMemory(
+                    f"there is no memory for the smallest attention call: {_line(error)}",
+                    fix="stop what else uses the device",
+                ) from error
             if not self._cannot_build(error):
                 raise
             failure = _line(error)

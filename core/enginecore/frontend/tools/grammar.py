@@ -68,8 +68,8 @@ def allowed_calls(
 ) -> str | None:
     """Free text in which whatever begins like a call is one. None where the format has nothing that begins a call."""
     opens = style.write_first or style.write_begin
-    mark = next((each for each in style.opens if opens.startswith(each)), None)
-    if mark is None:
+    mark = next((each for each in (*style.opens, *style.ignored) if opens.startswith(each)), None)
+    if mark is None or style.layout == "harmony":  # where the same mark begins what is no call
         return None
     calls = _calls(style, writer, parallel=parallel and bool(style.write_first), mark=mark)
     rules = _rules(style, tools, writer, mark="" if style.write_first else mark)
@@ -116,6 +116,18 @@ def after_reasoning(grammar: str, style: ReasoningFormat, writer: Writer, *, ope
         lines.append(f"thought_end[lazy]: THOUGHT {end}")
     thinking = f"{thinks} GAP?" if opened else f"({writer.literal(style.begin)} {thinks} GAP?)?"
     return _document(f"start: {thinking} @answer\n" + "\n".join(lines), _parts(grammar, "answer"))
+
+
+def in_channels(grammar: str, writer: Writer, *, calls: bool) -> str:
+    """The same grammar in harmony's channels: perhaps an analysis first, then the calls, which name their channel
+    themselves, or the final message."""
+    end = writer.literal("<|end|>")
+    thinks = f"THOUGHT {end}" if end.startswith("<[") else "thought_end"
+    lines = [r"THOUGHT: /(.|\n)*/", *([f"thought_end[lazy]: THOUGHT {end}"] if thinks == "thought_end" else [])]
+    begin, again = writer.literal("<|channel|>analysis<|message|>"), writer.literal("<|start|>assistant")
+    header = "" if calls else writer.literal("<|channel|>final<|message|>")
+    lark = f"start: ({begin} {thinks} {again})? {header} @answer\n" + "\n".join(lines)
+    return _document(lark, _parts(grammar, "answer"))
 
 
 def _document(lark: str, grammars: list[dict[str, Any]]) -> str:

@@ -17,7 +17,7 @@ from enginecore.frontend.tools.pieces import Piece, PieceKind
 
 _CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>")
-_RECIPIENT = re.compile(r"to=(?:functions\.)?([A-Za-z_][\w.\-]*)")
+_RECIPIENT = re.compile(r"to=(?:functions\.)?(\w[\w.:/\-]*)")
 _MARKS = StopAutomaton([_CHANNEL, _MESSAGE, _START, "<|constrain|>", *_ENDS])
 MAX_HEADER_CHARS = 1024
 

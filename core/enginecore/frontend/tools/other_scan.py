@@ -17,7 +17,7 @@ from enginecore.frontend.tools.json_scan import Malformed, ValueScanner, skip_sp
 from enginecore.frontend.tools.marks import MarkFinder
 from enginecore.frontend.tools.pieces import Piece
 
-_NAME = re.compile(r"[A-Za-z_][\w.\-]*")
+_NAME = re.compile(r"\w[\w.:/\-]*")
 #: A call in Python's notation is parsed at once; a longer one is no call.
 MAX_PYTHONIC_CHARS = 200_000
 MAX_NAME_CHARS = 256

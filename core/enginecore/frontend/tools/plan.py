@@ -22,6 +22,7 @@ from enginecore.frontend.tools.grammar import (
     allowed_calls,
     check_tool_schemas,
     forced_calls,
+    in_channels,
     text_or_calls,
 )
 from enginecore.frontend.tools.harmony import HarmonyParser
@@ -29,6 +30,9 @@ from enginecore.frontend.tools.parser import ToolParser
 from enginecore.frontend.tools.pieces import AnswerParser
 from enginecore.frontend.tools.request import ToolChoice, answer_structure
 from enginecore.frontend.tools.template_parser import ResponseTemplate, TemplateParser
+
+#: Of one answer's grammar, all tools together.
+MAX_FORM_CHARS = 512 * 1024
 
 
 class TokenizerLike(Protocol):
@@ -119,7 +123,16 @@ class Plan:
         thought = self.dialect.reasoning
         opened = thought is not None and is_open(prompt, thought)
         grammar = self._grammar(checker)
-        if grammar is not None and thought is not None and thought.layout != "harmony":
+        if grammar is not None and len(grammar) > MAX_FORM_CHARS:
+            raise ParameterError(
+                f"the schemas of tools are too large together: {len(grammar)} characters as a grammar, at most "
+                f"{MAX_FORM_CHARS} may be",
+                param="tools",
+            )
+        if grammar is not None and self._in_channels:
+            writer = self.dialect.writer(formats.BY_NAME["harmony"])
+            grammar = in_channels(grammar, writer, calls=self.choice.mode == "required")
+        elif grammar is not None and thought is not None:
             writer = self.dialect.writer(self.style or formats.DEFAULT)
             grammar = after_reasoning(grammar, thought, writer, opened=opened)
         template = self.dialect.template

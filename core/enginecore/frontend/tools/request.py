@@ -10,7 +10,7 @@ from enginecore.constraints import StructuredOutputsParams
 from enginecore.errors import ParameterError
 
 MAX_TOOLS = 512
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]{0,127}")
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:/\-]{0,127}")
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def _check_tools(tools: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
         name = function["name"]
         if not _NAME.fullmatch(name):
             raise ParameterError(
-                f"{where}.function.name must be a letter or _ and then letters, digits, _, . or -; got {name[:64]!r}",
+                f"{where}.function.name must be letters, digits, _, and in their midst . : / or -; got {name[:64]!r}",
                 param=f"{where}.function.name",
             )
         if name in known:

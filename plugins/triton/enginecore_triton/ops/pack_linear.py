@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from enginecore.device.optable import OpQuery
 from enginecore.ops.int4 import Int4Weight
-from enginecore.ops.quantized import QuantizedWeight
+from enginecore.ops.quantized import INT8, QuantizedWeight
 from enginecore.ops.reference import PackedLinear
-from enginecore.ops.scaled import ScaledWeight
+from enginecore.ops.scaled import ScaledWeight, scaled
 
 from enginecore_triton.aot_case import AotCase
 from enginecore_triton.device import DeviceDescription
@@ -24,13 +24,13 @@ logger = logging.getLogger(__name__)
 #: What a backend with these kernels may put into its capabilities' `quantizations`.
 SCHEMES = frozenset({"int4", "fp8", "int8"})
 
-Weight = torch.Tensor | QuantizedWeight | Int4Weight | ScaledWeight
 
-
-def pack_linear(weight_OI: Weight, bias_O: torch.Tensor | None, *, device: DeviceDescription) -> Any:
-    """The core's op `pack_linear`."""
+def pack_linear(weight_OI: Any, bias_O: torch.Tensor | None, *, device: DeviceDescription) -> Any:
+    """The core's op `pack_linear`; a weight is a tensor or one of the core's quantised forms."""
     if isinstance(weight_OI, torch.Tensor):
         return PackedLinear(weight_OI, bias_O)
+    if isinstance(weight_OI, QuantizedWeight) and weight_OI.scheme == INT8:
+        weight_OI = scaled(INT8, *weight_OI.parts(), weight_OI.dtype)
     reasons: list[str] = []
     if isinstance(weight_OI, Int4Weight):
         reasons = int4_linear.reasons_against(weight_OI.group_size, weight_OI.in_features)
