@@ -52,3 +52,12 @@ def tiny_priority_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
     log = tmp_path_factory.mktemp("tiny_priority_server") / "log"
     with ServerProcess(*options, device="sim", log=log, env=ONE_THREAD) as running:
         yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_swap_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The simulated device with a tiny pool, fair, and host memory that preempted sequences come back from."""
+    options = (*TINY, "--kv-host-memory", "1MiB", "--scheduling-policy", "fair")
+    log = tmp_path_factory.mktemp("tiny_swap_server") / "log"
+    with ServerProcess(*options, device="sim", log=log, env=ONE_THREAD) as running:
+        yield running

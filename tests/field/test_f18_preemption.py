@@ -58,7 +58,7 @@ def roomy(sim_server: ServerProcess) -> list[dict[str, Any]]:
     return [_ask(sim_server, body) for body in _requests()]
 
 
-@pytest.mark.parametrize("kind", ["tiny_server", "tiny_priority_server"])
+@pytest.mark.parametrize("kind", ["tiny_server", "tiny_priority_server", "tiny_swap_server"])
 def test_answers_are_those_of_a_roomy_pool(
     kind: str, roomy: list[dict[str, Any]], request: pytest.FixtureRequest
 ) -> None:
@@ -70,6 +70,8 @@ def test_answers_are_those_of_a_roomy_pool(
     before = counter(tiny, "num_preemptions_total")
     assert together([functools.partial(_ask, tiny, body) for body in bodies]) == roomy
     assert counter(tiny, "num_preemptions_total") > before
+    assert (counter(tiny, "num_swaps_total") > 0) == (kind == "tiny_swap_server")
+    assert (counter(tiny, "host_cache_hits_total") > 0) == (kind == "tiny_swap_server")
     assert roomy[0]["choices"][0]["token_ids"] == scripted(bodies[0]["prompt"], TOKENS)
     assert roomy[7]["choices"][0]["finish_reason"] == "stop" and roomy[7]["usage"]["completion_tokens"] == 60
     baseline(tiny)

@@ -68,9 +68,10 @@ class Materializer:
             data_OB = torch.cat([part.data_OB for part in blocks]) if len(blocks) > 1 else blocks[0].data_OB
             weight = replace(blocks[0], data_OB=data_OB.to(self.device))
         else:
-            weight = self._stack([f"{prefix}.weight" for prefix in prefixes])
-            if self._quantization == "int8" and can_quantize_int8(weight.shape[1]):
-                weight = quantize_int8(weight)
+            plain = weight = self._stack([f"{prefix}.weight" for prefix in prefixes])
+            if self._quantization == "int8" and can_quantize_int8(plain.shape[1]):
+                weight = quantize_int8(plain)
+                del plain
         biases = [f"{prefix}.bias" for prefix in prefixes if f"{prefix}.bias" in self.checkpoint.parameters]
         if biases and len(biases) != len(prefixes):
             raise ModelError(f"only some of {prefixes} have a bias")

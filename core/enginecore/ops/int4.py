@@ -169,7 +169,7 @@ def _by_group(
 
 
 def _group_size(inputs: int, scales_GO: torch.Tensor) -> int:
-    groups = scales_GO.shape[0]
+    groups = int(scales_GO.shape[0])
     if groups == 0 or inputs % groups:
         raise ModelError(f"{groups} groups of scales do not divide {inputs} inputs")
     return inputs // groups

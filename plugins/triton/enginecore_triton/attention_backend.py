@@ -30,8 +30,8 @@ from enginecore_triton.ops.reshape_and_cache import reshape_and_cache
 __all__ = ["TRITON_CAPABILITIES", "TritonAttention"]
 
 _FP8 = frozenset({"float8_e4m3fn", "float8_e5m2"})
-#: Rows (tokens x grouped heads) up to which several tokens of a sequence go through the decode kernel.
-_MOST_ROWS = 64
+#: Numbers in a tile of queries (tokens x grouped heads x head size) up to which several tokens are decoded at once.
+_MOST_QUERIES = 64 * 128
 
 #: What the kernels compute. A plugin claims all of it, or less.
 TRITON_CAPABILITIES = Capabilities(
@@ -112,7 +112,7 @@ class TritonAttention(AttentionBackend):
         scales = self._scales_for(kv_cache, params.num_kv_heads)
         call = make_call(query, kv_cache, metadata, params, *scales)
         queries, group = power_of_two(metadata.max_query_len), params.num_heads // params.num_kv_heads
-        if queries == 1 or (queries <= MAX_QUERY and queries * group <= _MOST_ROWS):
+        if queries == 1 or (queries <= MAX_QUERY and queries * group * call.block_d <= _MOST_QUERIES):
             paged_decode(call, out, queries, device=self.device)
         elif call.num_seqs == 1:
             paged_prefill(call, out, 1, device=self.device)

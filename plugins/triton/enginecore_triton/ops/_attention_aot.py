@@ -46,7 +46,10 @@ def _case(
              *([f"blocks of {block_size}"] if block_size != 16 else [])]  # fmt: skip
     return AotCase(
         name=", ".join(words), kernel=kernel, signature=signature, config=config,
-        sizes={"head_size": block_d, "itemsize": _TYPES[dtype][1], "kv_itemsize": _TYPES[kv][1]},
+        sizes={
+            "head_size": block_d, "itemsize": _TYPES[dtype][1], "kv_itemsize": _TYPES[kv][1],
+            "rows": constants.get("BLOCK_M", 0),
+        },
         only=_NATIVE if native else None,
         constants={
             **{name: None for name in _FEATURES if name not in used}, "GROUP": group, "CAUSAL": causal,

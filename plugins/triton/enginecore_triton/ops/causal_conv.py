@@ -171,10 +171,10 @@ def aot_cases() -> list[AotCase]:
     kept = {"x_TC": "*bf16:16", "states_SCP": "*bf16:16", **places, **sizes}
     whole = {**kept, "weight_CW": "*bf16:16", "bias_C": "*bf16:16", "out_TC": "*bf16:16"}
     flags = {"TAPS": 4, "HAS_BIAS": True, "SILU": True}
-    shared = {"config": "causal_conv"}
     return [
-        AotCase(name="step", kernel=_step, signature=whole, constants=flags, sizes={"tokens": 1}, **shared),
+        AotCase(name="step", kernel=_step, signature=whole, constants=flags, sizes={"tokens": 1}, config="causal_conv"),
         AotCase(name="convolve", kernel=_convolve, signature={**whole, "tiles": "i32"}, constants=flags,
-                sizes={"tokens": 2048}, **shared),
-        AotCase(name="keep", kernel=_keep, signature=kept, constants={"TAPS": 4}, sizes={"tokens": 1}, **shared),
+                sizes={"tokens": 2048}, config="causal_conv"),
+        AotCase(name="keep", kernel=_keep, signature=kept, constants={"TAPS": 4}, sizes={"tokens": 1},
+                config="causal_conv"),
     ]  # fmt: skip

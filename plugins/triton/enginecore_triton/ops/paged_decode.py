@@ -148,7 +148,8 @@ def paged_decode(call: AttentionCall, out_THD: torch.Tensor, queries: int, *, de
     """Attention of every sequence that has at most `queries` tokens in this step; the rows of others stay."""
     sequences, heads, kv_heads = call.num_seqs, call.num_heads, call.num_kv_heads
     group = heads // kv_heads
-    config = configs.pick("paged_decode", device.architecture, **call.sizes)
+    block_m = power_of_two(group * queries, 16)
+    config = configs.pick("paged_decode", device.architecture, **call.sizes, rows=block_m)
     parts = parts_for(sequences, kv_heads, call.max_seq_len, group, call.cache.element_size(), device)
     least = max(LEAST_PART, config.constants["BLOCK_N"])
     part = log = out_THD
@@ -162,7 +163,7 @@ def paged_decode(call: AttentionCall, out_THD: torch.Tensor, queries: int, *, de
         *call.strides, out_THD.stride(0), out_THD.stride(1),
         GROUP=group, QUERIES=queries, SPLIT=parts > 1, CAUSAL=call.causal, HEAD_SIZE=call.head_size,
         BLOCK_D=call.block_d, BLOCK_SIZE=call.block_size, FORMAT=call.format, NATIVE_FP8=device.native_fp8,
-        LEAST=least, BLOCK_M=power_of_two(group * queries, 16), **config.keywords,
+        LEAST=least, BLOCK_M=block_m, **config.keywords,
     )  # fmt: skip
     if parts > 1:
         tile = config.constants["BLOCK_N"]

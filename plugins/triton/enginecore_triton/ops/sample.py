@@ -256,21 +256,21 @@ def aot_cases() -> list[AotCase]:
     uniform, ids = {"uniform_R": "*fp64:16"}, {"ids_R": "*i64:16"}
     found = {"largest_R": "*fp32:16", "total_R": "*fp64:16", "cut_R": "*i64:16"}
     state = {**ids, "status_R": "*i32:16", "count_R": "*i32:16", **found, "list_RC": "*i64:16"}
-    size, kind = {"V": "i32:16"}, {"sizes": {"vocabulary": 128256}, "config": "sample"}
+    size, large = {"V": "i32:16"}, {"vocabulary": 128256}
     scan = {"WANTED": _WANTED, "CAPACITY": CAPACITY}
     searched = {**row, **filters, **uniform, **ids, "status_R": "*i32:16", **found, **size}
     chosen = {"temperature_R": "*fp32:16", **filters, **uniform, **state, **size}
     written = {**row, **ids, **found, "out_RV": "*fp32:16", **size}
-    small = AotCase(name="scan, small", kernel=_scan, signature={**row, **filters, **state, **size}, constants=scan,
-                    sizes={"vocabulary": 2000}, config="sample")  # fmt: skip
+    first = AotCase(name="scan", kernel=_scan, signature={**row, **filters, **state, **size}, constants=scan,
+                    sizes=large, config="sample")  # fmt: skip
+    last = AotCase(name="search", kernel=search, signature=searched, sizes=large, config="sample_search")
     return [
-        small,
-        replace(small, name="search, small", kernel=search, signature=searched, constants={}, config="sample_search"),
-        AotCase(name="scan", kernel=_scan, signature={**row, **filters, **state, **size}, constants=scan, **kind),
+        first,
+        replace(first, name="scan, small", sizes={"vocabulary": 2000}),
         AotCase(name="choose", kernel=_choose, signature=chosen, constants={"CAPACITY": CAPACITY},
                 config="sample_choose"),
-        AotCase(name="search", kernel=search, signature=searched, sizes=kind["sizes"],
-                config="sample_search"),
+        last,
+        replace(last, name="search, small", sizes={"vocabulary": 2000}),
         AotCase(name="probabilities", kernel=_write_probabilities, signature=written,
                 constants={"BLOCK": 1024}, options={"num_warps": 4}),
     ]  # fmt: skip

@@ -14,7 +14,7 @@ from plugins.triton.tests.paged import Batch
 
 LIMIT = {"float32": 1e-10, "float16": 1e-6}
 DECODE = [(1, 1), (1, 15), (1, 16), (1, 17), (1, 63), (1, 64), (1, 65), (1, 260)]
-MIXED = [(17, 17), (1, 150), (7, 22), (1, 1), (16, 48), (9, 70)]
+MIXED = [(17, 17), (1, 70), (7, 22), (1, 1), (9, 40)]
 SINKS, SLOPES = torch.tensor([0.5, -2.0, 3.0, 0.0]), torch.tensor([0.5, 0.25, 0.1, 0.9])
 
 
@@ -55,7 +55,7 @@ MERGE = paged_decode.merge_parts
     ],
     ids=lambda features: "+".join(features),
 )
-@pytest.mark.parametrize("pairs", [[(1, 400), (1, 17), (1, 1)], MIXED], ids=["decode", "mixed"])
+@pytest.mark.parametrize("pairs", [[(1, 200), (1, 17)], [(9, 40), (1, 60)]], ids=["decode", "mixed"])
 def test_features(features: dict, pairs: list[tuple[int, int]]) -> None:
     check(Batch(pairs, **features), LIMIT["float32"])
 
@@ -98,7 +98,7 @@ def test_scales_of_an_fp8_cache_are_each_heads_own() -> None:
     check(batch, 5e-3)
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(data=st.data())
 def test_shapes_made_up(data: st.DataObject) -> None:
     block_size = data.draw(st.sampled_from([8, 16, 64]))
