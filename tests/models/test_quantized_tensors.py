@@ -152,6 +152,14 @@ def test_as_the_unpacked_model(tmp_path: Path, kind: str) -> None:
         assert seen.count("plain") == 1 and seen.count(FORMATS[kind][1]) == (4 if fuse else 7)
 
 
+def test_four_bits_in_blocks_where_a_device_has_only_those(tmp_path: Path) -> None:
+    quantized, plain = write(tmp_path, "awq")
+    expected, _ = logits(plain, frozenset(), fuse=True)
+    kept, seen = logits(quantized, frozenset({"q4_1"}), fuse=True)
+    assert seen.count("q4_1") == 4 and seen.count("plain") == 1
+    torch.testing.assert_close(kept, expected, atol=2e-2, rtol=2e-2)  # scales and minima in half precision
+
+
 def test_missing_parts_are_named(tmp_path: Path) -> None:
     quantized, _ = write(tmp_path, "gptq")
     for file in Path(quantized).glob("*.safetensors"):

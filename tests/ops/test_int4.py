@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -123,3 +125,14 @@ def test_what_does_not_fit_is_refused() -> None:
         int4.from_gptq(codes, None, scales, torch.full((I,), 4), torch.float32)
     with pytest.raises(ModelError, match="uneven"):
         int4.from_gptq(codes, None, scales, torch.zeros(I, dtype=torch.int64), torch.float32)
+
+
+def test_blocks_hold_the_same_values_but_for_half_precision() -> None:
+    torch.manual_seed(3)
+    words_WO, zeros_GO = int4.pack_rows(torch.randint(0, 16, (128, 20))), torch.randint(0, 16, (2, 20)).to(torch.uint8)
+    weight = int4.Int4Weight(words_WO, torch.rand(2, 20) / 10, zeros_GO, 64, torch.float32)
+    blocks = int4.as_blocks(weight)
+    assert blocks is not None and blocks.scheme == "q4_1" and blocks.data_OB.shape == (20, 4 * 20)
+    torch.testing.assert_close(blocks.dequantize(), weight.dequantize(), atol=2e-3, rtol=2e-3)
+    assert int4.as_blocks(replace(weight, permutation_I=torch.arange(128))) is None
+    assert int4.as_blocks(replace(weight, group_size=8)) is None

@@ -22,6 +22,7 @@ from enginecore.models.quantized_config import read_config
 from enginecore.models.quantized_tensors import Kept, QuantizedTensors
 from enginecore.models.safetensors_loader import SafetensorsFile, TensorSource
 from enginecore.models.store import ModelFiles
+from enginecore.ops.int4 import Int4Weight, as_blocks
 from enginecore.ops.quantized import QuantizedWeight
 
 Rename = Callable[[str], "tuple[str, str | None]"]
@@ -83,11 +84,18 @@ class Checkpoint:
         return source.read_quantized(key, dtype) if isinstance(source, GGUFTensors) else None
 
     def read_kept(self, name: str, dtype: torch.dtype, schemes: frozenset[str]) -> Kept | None:
-        """Parameter `name` as a quantised checkpoint has it, where that is in one of `schemes`; None otherwise."""
+        """Parameter `name` as a quantised checkpoint has it, where that is in one of `schemes`; None otherwise.
+
+        Four-bit weights are given in blocks to devices that have kernels for those only.
+        """
         source, key = self._direct.get(self.source_name(name), (None, ""))
-        if not isinstance(source, QuantizedTensors) or source.scheme(key) not in schemes:
+        if not isinstance(source, QuantizedTensors):
             return None
-        return source.read_quantized(key, dtype)
+        scheme = source.scheme(key)
+        if scheme in schemes:
+            return source.read_quantized(key, dtype)
+        kept = source.read_quantized(key, dtype) if scheme == "int4" and "q4_1" in schemes else None
+        return as_blocks(kept) if isinstance(kept, Int4Weight) else None
 
     def rope_factors(self) -> torch.Tensor | None:
         """Divisors of the rotary frequencies that come with the weights (GGUF files of llama 3)."""

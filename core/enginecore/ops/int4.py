@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from enginecore.errors import ModelError
+from enginecore.ops.quantized import QuantizedWeight
 
 #: Output column, within its eight, that nibble i of an AWQ word holds.
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -200,3 +201,19 @@ def join(parts: list[Int4Weight]) -> Int4Weight | None:
         scales_GO=torch.cat([part.scales_GO for part in parts], 1),
         zeros_GO=zeros_GO,
     )
+
+
+def as_blocks(weight: Int4Weight) -> QuantizedWeight | None:
+    """The weight in blocks of 32 inputs ("q4_1": scale * code + minimum), for kernels that have those; None where
+    groups are no whole blocks or the inputs are permuted. Scales and minima are rounded to half precision."""
+    inputs, outputs = weight.in_features, weight.out_features
+    if weight.permutation_I is not None or inputs % 32 or (weight.group_size % 32 and weight.group_size < inputs):
+        return None
+    scales_GO = weight.scales_GO.float()
+    zeros_GO = torch.full_like(scales_GO, MIDDLE) if weight.zeros_GO is None else weight.zeros_GO.float()
+    group_B = torch.arange(0, inputs, 32) // weight.group_size
+    heads_OB2 = torch.stack([scales_GO, -zeros_GO * scales_GO])[:, group_B].permute(2, 1, 0).half().contiguous()
+    codes_OB32 = unpack_rows(weight.words_WO).t().reshape(outputs, -1, 32)
+    nibbles = codes_OB32[..., :16] | codes_OB32[..., 16:] << 4
+    data = torch.cat([heads_OB2.view(torch.uint8), nibbles], dim=-1)
+    return QuantizedWeight("q4_1", data.reshape(outputs, -1), inputs, weight.dtype)
