@@ -3,7 +3,8 @@
 - `format` names that say nothing about the text (an annotation, by JSON Schema's rules) are dropped. Those that can run
   on, or whose compiled form lets through what a calendar does not have, become patterns of bounded length.
 - Integers without bounds get some, so that an answer cannot run on in digits: up to 18 of them.
-- `nullable: true`, OpenAPI's way to say so, becomes a null beside the type.
+
+OpenAPI's `nullable` is no keyword of JSON Schema, so it changes nothing: a value that is not null satisfies both.
 """
 
 from __future__ import annotations
@@ -64,10 +65,6 @@ def prepared(schema: Any) -> Any:
     kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
     if "integer" in kinds and not any(name in result for name in _BOUNDS):
         result["minimum"], result["maximum"] = -MAX_INTEGER, MAX_INTEGER
-    if result.pop("nullable", None) is True and kinds and "null" not in kinds:
-        result["type"] = [*kinds, "null"]
-        if isinstance(result.get("enum"), list) and None not in result["enum"]:
-            result["enum"] = [*result["enum"], None]
     return result
 
 
