@@ -30,7 +30,7 @@ from enginecore.engine.resolve import (
     resolve_settings,
 )
 from enginecore.errors import KVCacheTooSmall, ModelError, UnsupportedError
-from enginecore.models.inspect import ModelShape, inspect_model
+from enginecore.models.inspect import ModelShape, inspect_meta, inspect_model
 from enginecore.models.loader import load_model
 from enginecore.models.quantization import quantization_reasons
 from enginecore.models.store import ModelFiles, resolve_model
@@ -237,7 +237,7 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
     args, backend, settings = site.args, site.backend, site.settings
     memory = backend.memory
     quantization = None if args.quantization == "auto" else args.quantization
-    shape = inspect_model(site.files, settings.dtype)
+    shape, _ = inspected = inspect_meta(site.files, settings.dtype)
     _refuse_unsupported(site, shape)
     assert backend.attention is not None
     if reason := backend.attention.reference_reason():
@@ -266,6 +266,7 @@ def _load_paged(site: _Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[st
         ops=ops,
         max_model_len=max_model_len,
         quantization=quantization,
+        inspected=inspected,
     )
     site.loaded_bytes = memory.process_used_bytes() - before
     if not explicit and can_measure(backend):

@@ -7,7 +7,7 @@ call, so that the runner never knows which one it has.
 from __future__ import annotations
 
 import logging
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
@@ -23,6 +23,9 @@ from enginecore.models.inspect import ModelShape, inspect_meta
 from enginecore.models.materialize import Materializer, materialize
 from enginecore.models.store import ModelFiles
 from enginecore.ops.dispatch import Ops
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
@@ -90,18 +93,20 @@ def load_model(
     ops: Ops | None = None,
     max_model_len: int | None = None,
     quantization: str | None = None,
+    inspected: tuple[ModelShape, PreTrainedModel] | None = None,
 ) -> Model:
     """Read the weights of `files` in `dtype` onto the backend's device.
 
     `ops` is the backend's op table behind the dispatch (made here when None); `fuse` False forces the bridge;
     `max_model_len` is the number of positions to prepare for (None: as many as the model has); `quantization` is None
     (weights of a quantised checkpoint stay as they are where the backend claims their scheme, else are unpacked),
-    "gguf" or "int8", in schemes that the backend claims (`quantization_reasons`). Raises ModelError and
+    "gguf" or "int8", in schemes that the backend claims (`quantization_reasons`); `inspected` is what `inspect_meta`
+    gave for these files and dtype, where that is at hand: it must not be used afterwards. Raises ModelError and
     UnsupportedError as `inspect_model` does, and ModelError when a weight file is broken or does not fit the model.
     """
     if backend.attention is None:
         raise ModelError("this backend has no attention; it runs whole models by itself")
-    shape, model = inspect_meta(files, dtype)
+    shape, model = inspected or inspect_meta(files, dtype)
     ops = ops or Ops(backend.ops, dtype=dtype)
     checkpoint = Checkpoint(files, model)
     weights = Materializer(
