@@ -145,7 +145,7 @@ async def test_every_route_is_closed_without_a_key() -> None:
         assert load == {"server_load": 0, "num_running": 0, "num_waiting": 0, "kv_cache_usage": 0.0}
 
 
-async def test_sleep_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sleep_and_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(parrot, args=ServerArgs(api_keys=("k",))) as server:
         server.engine.pause = True
         waiting = asyncio.create_task(server.http.post(PATH, json=GOOD, headers=key("k")))
@@ -156,6 +156,12 @@ async def test_sleep_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPa
         server.engine.pause = False
         await waiting
         assert server.engine.calls == []
+        assert (await server.http.post("/sleep?level=2", headers=key("k"))).json()["is_sleeping"] is True
+        refused = await server.http.post(PATH, json=GOOD, headers=key("k"))
+        assert check_error(refused.status_code, refused.content, 503)["code"] == "asleep"
+        assert (await server.http.post("/wake_up", headers=key("k"))).json()["is_sleeping"] is False
+        assert (await server.http.post(PATH, json=GOOD, headers=key("k"))).status_code == 200
+        assert server.engine.calls == [("sleep", 2), ("wake_up",)]
 
         async def call(method: str, *arguments: Any) -> Any:
             raise RuntimeError(f"the engine has no method {method!r} to call")
