@@ -5,14 +5,18 @@ from __future__ import annotations
 import datetime
 import json
 import re
+from decimal import Decimal
 from typing import Any
 
+import jsonschema_rs
 import llguidance
 import pytest
 from enginecore.constraints import StructuredOutputsParams, structured_outputs_of
 from enginecore.errors import ParameterError
 from enginecore.frontend.structured import COMPACT, GrammarChecker, grammar_of, json_grammar
 from enginecore.frontend.structured_schema import FORMATS, closed, prepared
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 BYTES = llguidance.LLTokenizer("byte")
 CHECKER = GrammarChecker()
@@ -123,12 +127,39 @@ def test_whitespace_can_be_chosen() -> None:
         ({"type": "string", "pattern": "^[ab]$"}, '"a"', '"c"'),
         ({"enum": ["é\n\"\\"]}, json.dumps('é\n"\\', ensure_ascii=False), '"e"'),
         ({"type": "array", "prefixItems": [{"const": 1}], "items": False}, "[1]", "[1,2]"),
+        ({"type": "number", "minimum": 0, "maximum": 1}, "0.123456789", "0.1234567891"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.000001}, "0.0000001", "0"),
+        ({"type": "number", "exclusiveMinimum": 0, "maximum": 0.5}, "0.5", "0"),
+        ({"type": "number", "minimum": 0, "maximum": 1e-20}, "0", "1"),
+        ({"type": "number"}, "6.02e23", "x"),
         (True, '{"x":[1,"a",null]}', "{"),
         ('{"type": "boolean"}', "true", "True"),
     ],
 )  # fmt: skip
 def test_schemas(schema: Any, right: str, wrong: str) -> None:
     assert fits(schema, right) and not fits(schema, wrong)
+
+
+DECIMALS = st.decimals(-3, 3, places=2).map(float)
+BOUNDS = st.one_of(st.none(), st.integers(-12, 12), DECIMALS, st.sampled_from([0.0, 1e-6]))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(["number", "integer"]), *[BOUNDS] * 4)
+def test_no_number_beyond_its_bounds(kind: str, low: Any, above: Any, high: Any, below: Any) -> None:
+    """Whatever the bounds, what a grammar accepts is valid: at the bounds, beside them, and in other spellings."""
+    schema = {"type": kind, "minimum": low, "exclusiveMinimum": above, "maximum": high, "exclusiveMaximum": below}
+    schema = {name: value for name, value in schema.items() if value is not None}
+    try:
+        grammar = grammar_of(StructuredOutputsParams(json=schema), CHECKER)
+    except ParameterError:
+        return
+    judge = jsonschema_rs.validator_for(schema)
+    bounds = [value for value in (low, above, high, below) if value is not None]
+    for value in (0.0, 0.5, *(bound + beside for bound in bounds for beside in (0, 1, -1, 0.1, -1e-9, 1e-9))):
+        short = format(Decimal(repr(float(value))), "f")
+        for text in {short, short.rstrip("0").rstrip(".") if "." in short else short, short + "0", f"{value:.2f}"}:
+            assert not accepts(grammar, text) or judge.is_valid(json.loads(text)), (schema, text)
 
 
 def test_json_object_is_an_object() -> None:

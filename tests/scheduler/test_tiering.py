@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from enginecore.kvcache import BlockTable, root_hash
+from enginecore.plan import StepPlan, StepResult
 from enginecore.request import EngineRequest
 
 from tests.scheduler.fake_executor import request
@@ -224,6 +225,26 @@ def test_a_copy_that_its_block_has_overtaken_counts_for_nothing() -> None:
     harness._chance = 1.0
     harness.run()
     harness.check(body)
+
+
+def test_what_a_step_costs_is_measured() -> None:
+    """By the steps that say something of it: 64 tokens or more."""
+    now = [0.0]
+    harness = TierHarness(64, num_blocks=64, max_num_batched_tokens=128, max_model_len=200)
+    harness.scheduler.journal.clock = lambda: now[0]
+    execute = harness.executor.execute
+
+    def slow(plan: StepPlan) -> StepResult:
+        now[0] += 0.01 * plan.num_tokens
+        return execute(plan)
+
+    harness.executor.execute = slow  # type: ignore[method-assign]
+    harness.add(request("a", list(range(30)), 3))
+    harness.run()
+    assert harness.scheduler.costs.seconds_per_token is None
+    harness.add(request("b", [7] * 128, 3))
+    harness.run()
+    assert harness.scheduler.costs.seconds_per_token == pytest.approx(0.01)
 
 
 def test_computing_is_chosen_where_it_is_cheaper() -> None:

@@ -6,18 +6,18 @@ import asyncio
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import httpx
 from enginecore.server.app import ROUTES
 from enginecore.server.args import ServerArgs
 
-from tests.conftest import ROOT
 from tests.server.fake_engine import Running, running, saying
 from tests.server.test_account import BLOCKS
 from tests.server.test_pins import TOLD
 
-TEXT = (ROOT / "docs" / "http-api.md").read_text()
+TEXT = (Path(__file__).parents[2] / "docs" / "http-api.md").read_text()
 VALUES = {"$H": "authorization: Bearer secret", "$J": "content-type: application/json", "$U": ""}
 
 

@@ -88,15 +88,14 @@ async def test_requests_and_tokens_a_minute() -> None:
         assert (await server.http.get("/v1/models", headers=key("ka"))).status_code == 200, "looking is free"
         assert (await server.http.post(PATH, json=GOOD, headers=key("kb"))).status_code == 200, "others are not hurt"
     async with running(parrot, args=ServerArgs(key_tokens_per_minute=20)) as server:
-        body: dict[str, Any] = {**GOOD, "n": 3, "stream": True}
+        streamed: dict[str, Any] = {**GOOD, "n": 3, "stream": True}
         assert (
-            await server.post(PATH, **body)
-        ).status_code == 200  # a prompt of one to four tokens and nine of answers
-        for path, more in (
-            (PATH, GOOD),
-            ("/v1/messages", {"model": "toy", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}),
-        ):
-            assert (await server.post(path, **more)).status_code == 200
+            await server.post(PATH, **streamed)
+        ).status_code == 200  # up to four tokens of a prompt, nine of answers
+        messages = [{"role": "user", "content": "hi"}]
+        assert (await server.post(PATH, **GOOD)).status_code == 200
+        large = await server.post("/v1/messages", model="toy", max_tokens=20, messages=messages)
+        assert large.status_code == 200, "the bucket may be overdrawn"
         refused = await server.post(RESPONSES, input="hi")
         assert refused.status_code == 429 and int(refused.headers["retry-after"]) > 10, "the debt is paid off first"
 
@@ -146,7 +145,7 @@ async def test_every_route_is_closed_without_a_key() -> None:
         assert load == {"server_load": 0, "num_running": 0, "num_waiting": 0, "kv_cache_usage": 0.0}
 
 
-async def test_sleep_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sleep_and_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     async with running(parrot, args=ServerArgs(api_keys=("k",))) as server:
         server.engine.pause = True
         waiting = asyncio.create_task(server.http.post(PATH, json=GOOD, headers=key("k")))
@@ -157,6 +156,12 @@ async def test_sleep_is_refused_where_there_is_none(monkeypatch: pytest.MonkeyPa
         server.engine.pause = False
         await waiting
         assert server.engine.calls == []
+        assert (await server.http.post("/sleep?level=2", headers=key("k"))).json()["is_sleeping"] is True
+        refused = await server.http.post(PATH, json=GOOD, headers=key("k"))
+        assert check_error(refused.status_code, refused.content, 503)["code"] == "asleep"
+        assert (await server.http.post("/wake_up", headers=key("k"))).json()["is_sleeping"] is False
+        assert (await server.http.post(PATH, json=GOOD, headers=key("k"))).status_code == 200
+        assert server.engine.calls == [("sleep", 2), ("wake_up",)]
 
         async def call(method: str, *arguments: Any) -> Any:
             raise RuntimeError(f"the engine has no method {method!r} to call")
@@ -172,11 +177,11 @@ async def test_the_audit_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
     args = ServerArgs(api_keys=("app:ka",), audit_log=str(log))
     secret = "secret words"
     async with running(parrot, args=args) as server:
-        body = {"prompt": secret, "max_tokens": 3}
-        await server.http.post(PATH, json=body, headers={**key("ka"), "x-request-id": "r1"})
-        await server.http.post(PATH, json={**body, "stream": True}, headers=key("ka"))
+        told = {"prompt": secret, "max_tokens": 3}
+        await server.http.post(PATH, json=told, headers={**key("ka"), "x-request-id": "r1"})
+        await server.http.post(PATH, json={**told, "stream": True}, headers=key("ka"))
         await server.http.post("/v1/messages", json={"system": secret}, headers=key("ka"))
-        await server.http.post(PATH, json=body, headers=key("wrong"))
+        await server.http.post(PATH, json=told, headers=key("wrong"))
         await server.http.get("/health")
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     assert [(line["client"], line["status"]) for line in lines] == [

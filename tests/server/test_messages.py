@@ -115,7 +115,8 @@ async def test_thinking_and_calls(tokens_per_step: int) -> None:
         assert answer["content"][0]["thinking"] == "Let me see" and answer["content"][1]["text"] == "I call"
         assert answer["content"][3]["input"] == {"x": 'é"😀', "y": [1]} and answer["content"][3]["name"] == "f"
         assert answer["content"][2]["id"] != answer["content"][3]["id"]
-        assert server.engine.requests[0].thinking.budget == 99
+        thinking = server.engine.requests[0].thinking
+        assert thinking is not None and thinking.budget == 99
         one = {"type": "auto", "disable_parallel_tool_use": True}
         answer = await both(server, tools=TOOLS, tool_choice=one, max_tokens=300)
         assert [block["type"] for block in answer["content"]] == ["thinking", "text", "tool_use"]

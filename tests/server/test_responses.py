@@ -100,7 +100,8 @@ async def test_reasoning_and_calls(tokens_per_step: int) -> None:
         assert answer["usage"]["output_tokens_details"]["reasoning_tokens"] == len(ToyTokenizer().encode("Let me see"))
         assert len((await both(server, tools=tools, parallel_tool_calls=False))["output"]) == 3
         await both(server, tools=tools, tool_choice="none", reasoning={"effort": "none"})
-        assert server.engine.requests[-1].thinking.budget == 0
+        thinking = server.engine.requests[-1].thinking
+        assert thinking is not None and thinking.budget == 0
         cut = await both(server, tools=tools, max_output_tokens=100)
         assert [item["status"] for item in cut["output"]] == ["completed"] * 3 + ["incomplete"]
         form = {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}}

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from enginecore.cli import bench_online
+from enginecore.cli.bench_options import WORK, Json, NumRequests, Repeat, Workload
 from enginecore.cli.common import with_engine
 from enginecore.config import EngineArgs
 
@@ -15,26 +17,6 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
-
-WORK = "Workload"
-
-Workload = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE.json",
-        help='A list of {"prompt": TEXT or "prompt_token_ids": [...], "output_tokens": N}. Default: a built-in one of '
-        "128 requests with the length distribution of chat traffic, mean input 136 and mean output 117 tokens.",
-        rich_help_panel=WORK,
-    ),
-]
-NumRequests = Annotated[
-    int,
-    typer.Option(
-        min=1, help="How many requests; the workload is taken from its start and repeated.", rich_help_panel=WORK
-    ),
-]
-Repeat = Annotated[int, typer.Option(min=1, help="Measure this often and report the medians.", rich_help_panel=WORK)]
-Json = Annotated[bool, typer.Option("--json", help="Print everything, machine and settings too, as JSON.")]
 
 
 @app.command()
@@ -120,59 +102,8 @@ def perplexity(
     print_report(measure_perplexity(engine, content, window, max_tokens), as_json=as_json)
 
 
-Url = Annotated[
-    str | None,
-    typer.Option(
-        help="A running OpenAI-compatible server, ours or another's, such as http://127.0.0.1:8000. Without it a "
-        "server is started with the options above, and stopped afterwards.",
-        rich_help_panel="Server",
-    ),
-]
-ApiKey = Annotated[
-    str | None,
-    typer.Option(help="Key of the server at --url.", envvar="ENGINECORE_API_KEY", rich_help_panel="Server"),
-]
-ServedModel = Annotated[
-    str | None,
-    typer.Option(help="Model name to ask for. Default: the first that the server lists.", rich_help_panel="Server"),
-]
-Concurrency = Annotated[
-    int, typer.Option(min=1, help="Closed loop: this many requests in flight at all times.", rich_help_panel=WORK)
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(
-        min=0.001,
-        help="Open loop instead: start this many requests a second, at Poisson times, whatever the server does.",
-        rich_help_panel=WORK,
-    ),
-]
-
-
-@app.command()
-@with_engine
-def serve(
-    engine: EngineArgs,
-    url: Url = None,
-    api_key: ApiKey = None,
-    served_model: ServedModel = None,
-    concurrency: Concurrency = 16,
-    rate: Rate = None,
-    workload: Workload = None,
-    num_requests: NumRequests = 32,
-    repeat: Repeat = 1,
-    as_json: Json = False,
-) -> None:
-    """Streams over HTTP: time to first token, time per output token, the gaps between tokens, and failures.
-
-    Example: enginecore bench serve --concurrency 16 --num-requests 64
-    """
-    from enginecore.cli.bench_report import print_report
-    from enginecore.cli.bench_serve import Load, measure_serving
-    from enginecore.cli.bench_workload import load_workload
-
-    load = Load(url=url, api_key=api_key, model=served_model, concurrency=concurrency, rate=rate)
-    print_report(measure_serving(engine, load, load_workload(workload, num_requests), repeat), as_json=as_json)
+app.command()(bench_online.serve)
+app.command()(bench_online.compare)
 
 
 @app.command()
@@ -251,7 +182,7 @@ def simulate(
 def kv_policies(
     seconds: Annotated[
         float, typer.Option(min=1, help="Virtual seconds of traffic in each run.", rich_help_panel=WORK)
-    ] = 300.0,
+    ] = 200.0,
     lengths: Annotated[
         str, typer.Option(help="sharegpt, alpaca, or both with a comma between.", rich_help_panel=WORK)
     ] = "sharegpt,alpaca",

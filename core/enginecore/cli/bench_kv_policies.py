@@ -39,7 +39,7 @@ class Plan:
     """`seconds` of traffic for every run, in virtual time; a search for a rate ends when it is known to a factor of
     `resolution`; `settings` are further fields of EngineArgs."""
 
-    seconds: float = 300.0
+    seconds: float = 200.0
     resolution: float = 1.03
     lengths: tuple[str, ...] = ("sharegpt", "alpaca")
     seed: int = 0

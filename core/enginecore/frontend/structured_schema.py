@@ -2,13 +2,16 @@
 
 - `format` names that say nothing about the text (an annotation, by JSON Schema's rules) are dropped. Those that can run
   on, or whose compiled form lets through what a calendar does not have, become patterns of bounded length.
-- Integers without bounds get some, so that an answer cannot run on in digits: up to 18 of them.
+- Integers without bounds get some, and numbers with bounds have at most 9 decimals, so that an answer cannot run on in
+  digits. Numbers without bounds stay as they are: they may need an exponent.
 
 OpenAPI's `nullable` is no keyword of JSON Schema, so it changes nothing: a value that is not null satisfies both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from decimal import Decimal
 from typing import Any
 
 _LEAP_YEAR = "(?:[12][0-9](?:0[48]|[2468][048]|[13579][26])|(?:1[26]|2[048])00)"
@@ -37,6 +40,9 @@ FORMATS: dict[str, str | None] = {
     "uuid": None,
 }
 MAX_INTEGER = 10**18 - 1
+MAX_DECIMALS = 9
+#: More decimals than this a bound may not have for the step to be exact.
+MAX_GRID = 14
 
 _SCHEMA_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMA_MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -65,7 +71,38 @@ def prepared(schema: Any) -> Any:
     kinds = [kinds] if isinstance(kinds, str) else kinds if isinstance(kinds, list) else []
     if "integer" in kinds and not any(name in result for name in _BOUNDS):
         result["minimum"], result["maximum"] = -MAX_INTEGER, MAX_INTEGER
+    if "number" in kinds and not any(name in result for name in ("multipleOf", "enum", "const", "$ref")):
+        _bound_decimals(result)
     return result
+
+
+def _bound_decimals(node: dict[str, Any]) -> None:
+    """Numbers between two bounds become multiples of a small step, 1e-9 where that leaves enough of them. A bound that
+    is excluded becomes the next multiple: between two bounds the compiler lets some of the excluded ones through."""
+    low, high = _bound(node, "minimum", "exclusiveMinimum", max), _bound(node, "maximum", "exclusiveMaximum", min)
+    if low is None or high is None or not low < high:
+        return
+    span = -Decimal(repr(float(high - low))).adjusted()
+    digits = max(MAX_DECIMALS, span + 3, *(_decimals(value) for value in (low, high)))
+    step = 10.0**-digits
+    first = round(low + step, digits) if node.get("exclusiveMinimum") == low else low
+    last = round(high - step, digits) if node.get("exclusiveMaximum") == high else high
+    exact = first == low or low < first
+    if digits > MAX_GRID or not exact or not first <= last or (last != high and not last < high):
+        return
+    for name in ("exclusiveMinimum", "exclusiveMaximum"):
+        node.pop(name, None)
+    node.update(minimum=first, maximum=last, multipleOf=step)
+
+
+def _bound(node: dict[str, Any], name: str, exclusive: str, choose: Callable[[list[float]], float]) -> float | None:
+    given = [node[each] for each in (name, exclusive) if type(node.get(each)) in (int, float)]
+    return choose(given) if given else None
+
+
+def _decimals(value: float) -> int:
+    exponent = Decimal(repr(value)).as_tuple().exponent
+    return max(0, -exponent) if isinstance(exponent, int) else MAX_GRID + 1
 
 
 def _prepare_format(node: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ class Results(Beams, Tiering, Pinning):
         self._let_go()
         self._counts.num_steps += 1
         self._charge(plan)
+        self._time_step(plan, result)
         slots = plan.slots_N
         ends = plan.starts_N + plan.num_new_N
         table.num_computed_S[slots] = ends

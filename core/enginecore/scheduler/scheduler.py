@@ -82,6 +82,8 @@ class Scheduler(Results):
         self.tiers: Tiers | None = None
         self.costs = Costs(config.block_size)
         self._lifts: list[Lift] = []
+        #: When the last plan was made, by the journal's clock.
+        self._planned_at = 0.0
         self._arrivals = 0
         self._num_pending = 0
         self._held: list[int] = []
@@ -180,6 +182,7 @@ class Scheduler(Results):
         num_tokens = int(give.sum())
         if num_tokens:
             self.journal.step(len(slots), num_tokens, self._why_no_more(num_tokens, preempted))
+        self._planned_at = self.journal.clock() if self.tiers is not None else 0.0
         return StepPlan(
             slots_N=slots,
             starts_N=starts,

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from enginecore.kvcache import BlockPool
 from enginecore.kvcache.hashing import token_bytes
 from enginecore.kvcache.tiers import Tiers, Transfer
+from enginecore.plan import StepPlan, StepResult
 from enginecore.request import EngineStats
 from enginecore.scheduler.costs import Costs
 from enginecore.scheduler.sequence import Sequence
@@ -44,6 +45,7 @@ class Tiering(Sharing):
     tiers: Tiers | None
     costs: Costs
     _lifts: list[Lift]
+    _planned_at: float
     _counts: EngineStats
 
     def _lift(self, sequence: Sequence, cached: int, whole: int, spare: int) -> bool:
@@ -132,6 +134,12 @@ class Tiering(Sharing):
     @property
     def _num_lifting(self) -> int:
         return sum(not lift.aborted for lift in self._lifts)
+
+    def _time_step(self, plan: StepPlan, result: StepResult) -> None:
+        """What computing costs, from a step that has just ended."""
+        if self.tiers is not None:
+            seconds = result.seconds if result.seconds is not None else self.journal.clock() - self._planned_at
+            self.costs.computed(plan.num_tokens, seconds)
 
     def _send_down(self, sequence: Sequence, stored: list[int]) -> None:
         """These blocks of a running sequence are full. What an adapter has made must not outlive its load generation,

@@ -60,6 +60,7 @@ async def sleep(state: ServerState, request: Request) -> Response:
     if state.llm.num_sequences:
         raise ApiError(409, f"{state.llm.num_sequences} sequences are running or waiting", code="busy")
     await _call(state, "sleep", int(level))
+    state.asleep = True
     return json_response({"object": "sleep", "is_sleeping": True})
 
 
@@ -67,6 +68,7 @@ async def wake_up(state: ServerState, request: Request) -> Response:
     """Undo /sleep."""
     check_admin(state, request)
     await _call(state, "wake_up")
+    state.asleep = False
     return json_response({"object": "sleep", "is_sleeping": False})
 
 

@@ -170,8 +170,9 @@ class Keyring:
             key, *options = line.partition("#")[0].split() or [""]
             if not key:
                 continue
-            found = dict(match.groups() for option in options if (match := _OPTION.fullmatch(option)))
-            if not _NAMED.fullmatch(key) or len(found) + options.count("admin") != len(options):
+            matches = [match for option in options if (match := _OPTION.fullmatch(option))]
+            found = {match[1]: match[2] for match in matches}
+            if not _NAMED.fullmatch(key) or len(matches) + options.count("admin") != len(options):
                 told = f"line {number} of the key file must be name:key, then requests-per-minute=N and the like"
                 raise ParameterError(told, param="api_key_file")
             values = {name.replace("-", "_"): int(value) for name, value in found.items()}

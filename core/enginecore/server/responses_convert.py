@@ -150,8 +150,9 @@ def convert_tools(body: ResponsesRequest) -> dict[str, Any]:
         if kind == "function":
             choice = {"type": "function", "function": {"name": _string(choice, "name", "tool_choice")}}
         elif kind == "allowed_tools" and choice.get("mode") in ("auto", "required"):
-            listed = choice.get("tools") if isinstance(choice.get("tools"), list) else []
-            names = {tool.get("name") for tool in listed if isinstance(tool, dict)}
+            listed = choice.get("tools")
+            allowed = listed if isinstance(listed, list) else []
+            names = {tool.get("name") for tool in allowed if isinstance(tool, dict)}
             tools = [tool for tool in tools if tool["function"]["name"] in names]
             choice = choice["mode"]
         else:

@@ -33,6 +33,8 @@ class ServerState:
         self.responses = ResponseStore(args.max_stored_responses, args.max_stored_bytes)
         self.dialect = find_dialect(llm.renderer.source, llm.tokenizer, args.tool_call_parser, args.reasoning_parser)
         self.draining = False
+        #: Set by /sleep: what is to be generated is refused until /wake_up.
+        self.asleep = False
         self.in_flight = 0
         self._reserved = 0
         self._max_sequences = llm.config.max_num_seqs + max_waiting
@@ -67,6 +69,8 @@ class ServerState:
     def reserve(self, count: int) -> Iterator[Callable[[], None]]:
         """Room for `count` sequences, or QueueFullError at once. Call what it yields when the engine has them, which
         then counts them itself until they end."""
+        if self.asleep:
+            raise ApiError(503, "the engine is asleep until POST /wake_up", code="asleep")
         taken = self.llm.num_sequences + self._reserved
         if taken + count > self._max_sequences:
             raise QueueFullError(

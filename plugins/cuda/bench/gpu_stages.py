@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 import time
 import traceback
@@ -110,7 +111,7 @@ def machine(stage: Stage) -> None:
 # ---- kit
 
 #: Processes that run the kit at once: most of its time goes into compiling kernels on the host.
-WORKERS = 10
+WORKERS = max(2, (os.cpu_count() or 2) * 5 // 8)
 #: Time kept for level 6, whose figures want the device for themselves.
 ALONE = 25
 

@@ -111,7 +111,8 @@ def summary(results: dict[str, Any]) -> list[str]:
         lines.append(f"{'':>9}  tokens/s at batch {batch}: {told}")
     for name, found in results.items():
         if isinstance(found, dict) and found.get("error"):
-            lines.append(f"{'FAILED':>9}  stage {name}: {found['error']}")
+            why = next(iter(found.get("failures", {}).values()), found.get("output", ""))
+            lines.append(f"{'FAILED':>9}  stage {name}: {found['error']}: {str(why)[:200]}")
     return lines
 
 

@@ -41,13 +41,13 @@ def test_messages(claude: anthropic.Anthropic, server: ServerProcess) -> None:
 
 
 def test_messages_with_a_stop_sequence_and_a_prefill(claude: anthropic.Anthropic) -> None:
-    text: str = claude.messages.create(**MESSAGE).content[0].text  # type: ignore[union-attr]
+    text: str = claude.messages.create(**MESSAGE).content[0].text
     stop = text[8:12]
     cut = claude.messages.create(**MESSAGE, stop_sequences=[stop, "never"])
     assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
-    assert cut.content[0].text == text.split(stop)[0]  # type: ignore[union-attr]
+    assert cut.content[0].text == text.split(stop)[0]
     prefill = {**MESSAGE, "messages": [*HELLO, {"role": "assistant", "content": text[:20]}], "max_tokens": 5}
-    more: str = claude.messages.create(**prefill).content[0].text  # type: ignore[union-attr]
+    more: str = claude.messages.create(**prefill).content[0].text
     assert more and not text.startswith(more), "it goes on from the prefill, and does not repeat it"
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from enginecore.testing import nmse
-from enginecore.testing import references
+from enginecore.testing import nmse, references
 from enginecore_triton import DeviceDescription
 from enginecore_triton.ops.rms_norm import fused_add_rms_norm, rms_norm
 
