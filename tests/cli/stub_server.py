@@ -13,10 +13,20 @@ class StubServer:
     """`with StubServer(words=[...]) as stub:` answers every completion with those words, one a chunk.
 
     `status` other than 200 refuses with `message`; `cut` ends streams without [DONE]; `api_key` is demanded when set.
+    `unknown` are fields that it refuses; without `usage` it counts nothing; `per_chunk` tokens are counted a word.
     """
 
     def __init__(
-        self, words: list[str], *, status: int = 200, message: str = "no", cut: bool = False, api_key: str | None = None
+        self,
+        words: list[str],
+        *,
+        status: int = 200,
+        message: str = "no",
+        cut: bool = False,
+        api_key: str | None = None,
+        unknown: tuple[str, ...] = (),
+        usage: bool = True,
+        per_chunk: int = 1,
     ) -> None:
         self.words, self.status, self.message, self.cut, self.api_key = words, status, message, cut, api_key
         self.bodies: list[dict[str, Any]] = []
@@ -36,6 +46,8 @@ class StubServer:
                 stub.bodies.append(body)
                 if stub.api_key and self.headers.get("Authorization") != f"Bearer {stub.api_key}":
                     self._json(401, {"error": {"message": "bad key"}})
+                elif refused := [name for name in unknown if name in body]:
+                    self._json(422, {"error": {"message": f"unknown field {refused[0]}"}})
                 elif stub.status != 200:
                     self._json(stub.status, {"error": {"message": stub.message}})
                 else:
@@ -55,8 +67,9 @@ class StubServer:
                 self.end_headers()
                 for word in stub.words:
                     self._event({"choices": [{"delta": {"content": word}} if chat else {"text": word}]})
-                usage = {"prompt_tokens": 3, "completion_tokens": len(stub.words)}
-                self._event({"choices": [], "usage": usage})
+                if usage:
+                    counts = {"prompt_tokens": 3, "completion_tokens": per_chunk * len(stub.words)}
+                    self._event({"choices": [], "usage": counts})
                 if not stub.cut:
                     self.wfile.write(b"data: [DONE]\n\n")
                 self.close_connection = True

@@ -6,6 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from enginecore.cli.bench_client import Record
+from enginecore.cli.bench_figures import Objectives, figures
 from enginecore.cli.main import main
 
 from tests.cli.stub_server import StubServer
@@ -27,9 +29,9 @@ def test_closed_loop(capsys: pytest.CaptureFixture[str]) -> None:
     assert (report["input_tokens"], report["output_tokens"]) == (15, 15)
     for name in ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms"):
         assert 0 < report[name]["p50"] <= report[name]["p99"]
-    assert len(stub.bodies) == 6  # and the warm-up
+    assert len(stub.bodies) == 7  # and the probe and the warm-up
     assert all(body["model"] == "stub" and body["stream"] and body["ignore_eos"] for body in stub.bodies)
-    assert "cache_salt" not in stub.bodies[-1]
+    assert "cache_salt" not in stub.bodies[-1] and not stub.bodies[0]["prompt"].startswith(stub.bodies[2]["prompt"][:4])
 
 
 def test_open_loop_and_repeats_do_not_share_prefixes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -38,7 +40,45 @@ def test_open_loop_and_repeats_do_not_share_prefixes(capsys: pytest.CaptureFixtu
         report = bench(line, capsys)
     assert len(report["runs"]) == 2 and report["num_failed"] == 0
     assert {body["model"] for body in stub.bodies} == {"mine"}
-    assert len({body["cache_salt"] for body in stub.bodies}) == 2
+    assert len({body["cache_salt"] for body in stub.bodies[1:]}) == 2
+
+
+def test_a_sweep_has_a_row_for_each_load_and_says_who_was_served_in_time(capsys: pytest.CaptureFixture[str]) -> None:
+    with StubServer(["a", "b"]) as stub:
+        line = ["--url", stub.url, "--num-requests", "3", "--sweep-concurrency", "1,2"]
+        report = bench([*line, "--ttft-slo", "60000", "--tpot-slo", "0.001"], capsys)
+        assert main(["bench", "serve", *line[:-2], "--sweep-rate", "100,200", "--ttft-slo", "60000"]) == 0
+        table = capsys.readouterr().out.splitlines()
+    assert [point["concurrency"] for point in report["points"]] == [1, 2] and report["sweep"] == "concurrency"
+    assert all(point["num_requests"] == 3 for point in report["points"])
+    assert [point["goodput"]["share"] for point in report["points"]] == [0, 0]
+    assert [row.split()[0] for row in table[:3]] == ["rate", "100", "200"] and table[1].split()[-2] == "100%"
+    assert len({body["cache_salt"] for body in stub.bodies}) == 1 + 2 + 1 + 2 - 1, "two probes have one between them"
+
+
+def test_who_meets_objectives() -> None:
+    def record(stamps: list[float], error: str | None = None) -> Record:
+        return Record(begun=1.0, asked_tokens=3, stamps=stamps, error=error)
+
+    quick, late, slow = record([1.1, 1.2, 1.3]), record([1.6, 1.7, 1.8]), record([1.1, 2.1, 3.1])
+    alone, failed = record([1.1]), record([1.1, 1.2, 1.3], error="cut")
+    both = Objectives(ttft_ms=500, tpot_ms=200)
+    assert [both.met_by(each) for each in (quick, late, slow, alone, failed)] == [True, False, False, True, False]
+    assert [Objectives(ttft_ms=500).met_by(each) for each in (late, slow)] == [False, True]
+    found = figures([quick, late, slow, alone, failed], 2.0, both)["goodput"]
+    assert found == {"ttft_slo_ms": 500, "tpot_slo_ms": 200, "share": 0.4, "requests_per_s": 1.0}
+    assert "goodput" not in figures([quick], 1.0)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [("--sweep-rate", "1,x"), ("--sweep-rate", "0"), ("--sweep-concurrency", "1.5"), ("--sweep-concurrency", "")],
+)
+def test_loads_that_mean_nothing(line: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["bench", "serve", "--url", "http://127.0.0.1:9", *line]) == 2
+    assert line[0][2:].replace("-", "_") in capsys.readouterr().err
+    assert main(["bench", "serve", "--sweep-rate", "1", "--sweep-concurrency", "1"]) == 2
+    assert "exclude" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -87,14 +87,31 @@ def peak_rss_bytes() -> int | None:
     return peak if sys.platform == "darwin" else peak * 1024
 
 
-def print_report(report: dict[str, Any], *, as_json: bool) -> None:
-    """`report` as JSON, or its figures one a line."""
+def print_report(report: dict[str, Any], *, as_json: bool, lines: Sequence[str] | None = None) -> None:
+    """`report` as JSON, or `lines`: without them its figures one a line."""
     if as_json:
         facts = {"versions": versions(), "machine": machine_facts(), "command": sys.argv[1:]}
         print(json.dumps({**report, **facts}, indent=1))
         return
-    for line in _lines(report, ""):
+    for line in lines if lines is not None else _lines(report, ""):
         print(line)
+
+
+def short(value: float | None) -> str:
+    """A figure as people read it: three or four digits."""
+    if value is None:
+        return "-"
+    return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of a table as lines: the first column to the left, the others to the right."""
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    lines = []
+    for row in rows:
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]).rstrip())
+    return lines
 
 
 def _lines(report: dict[str, Any], prefix: str) -> list[str]:
