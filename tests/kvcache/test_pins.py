@@ -36,3 +36,14 @@ def test_the_limit_counts_different_blocks_and_refuses_whole_pins() -> None:
     assert pins.add("b", [b"3", b"4"], 5.0) is None and b"3" not in pins
     assert pins.add("b", [b"2", b"3"], 5.0) == [b"3"]
     assert pins.expire(5.0).sort() is None and pins.num_blocks == 0
+
+
+def test_one_owner_pins_half_of_what_may_be_pinned() -> None:
+    pins = Pins(8)
+    assert pins.add("a", [b"1", b"2", b"3"], 5.0, "x") is not None
+    assert pins.add("b", [b"3", b"4", b"5"], 5.0, "x") is None, "five different ones"
+    assert pins.add("b", [b"3", b"4"], 5.0, "x") == [b"4"] and pins.add("a", [b"1", b"2", b"3"], 6.0, "x") == []
+    assert pins.add("c", [b"5", b"6", b"7", b"8"], 5.0, "y") is not None
+    assert pins.remove("a") == [b"1", b"2"]
+    assert pins.add("d", [b"1", b"2"], 5.0, "x") is not None, "there is room again"
+    assert Pins(8).add("all", [b"%d" % i for i in range(8)], 5.0) is not None, "without a name, as operators do"

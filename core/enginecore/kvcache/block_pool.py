@@ -153,10 +153,10 @@ class BlockPool:
 
     # ---- pinned prefixes -----------------------------------------------------------------------------------------
 
-    def pin(self, name: str, hashes: Iterable[bytes], ends: float) -> bool:
+    def pin(self, name: str, hashes: Iterable[bytes], ends: float, owner: str = "") -> bool:
         """Evict these blocks last until the moment `ends`, those too that are computed later; False when too many are
-        pinned already."""
-        fresh = self.pins.add(name, hashes, ends)
+        pinned already, by all or by this owner."""
+        fresh = self.pins.add(name, hashes, ends, owner)
         if fresh is None:
             return False
         self._repin(fresh, True)

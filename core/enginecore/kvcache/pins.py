@@ -13,15 +13,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Pin:
-    """`hashes` in the order of the prefix; `ends` by the engine's clock."""
+    """`hashes` in the order of the prefix; `ends` by the engine's clock; `owner` is the tenant who asked for it."""
 
     name: str
     hashes: tuple[bytes, ...]
     ends: float
+    owner: str = ""
 
 
 class Pins:
-    """At most `max_blocks` different blocks are pinned at a time."""
+    """At most `max_blocks` different blocks are pinned at a time, half of them by one owner that has a name."""
 
     def __init__(self, max_blocks: int) -> None:
         self.max_blocks = max_blocks
@@ -46,23 +47,30 @@ class Pins:
         """The pins, those that end first before others."""
         return sorted(self._pins.values(), key=lambda pin: pin.ends)
 
-    def add(self, name: str, hashes: Iterable[bytes], ends: float) -> list[bytes] | None:
+    def add(self, name: str, hashes: Iterable[bytes], ends: float, owner: str = "") -> list[bytes] | None:
         """Pin blocks, or begin the time of that pin anew (it never becomes shorter). Returns those that were not pinned
         before, None (and nothing changed) when they would be too many."""
         wanted = tuple(hashes)
         before = self._pins.get(name)
         fresh = [each for each in dict.fromkeys(wanted) if each not in self._count]
-        if len(self._count) + len(fresh) > self.max_blocks:
+        if len(self._count) + len(fresh) > self.max_blocks or (owner and self._too_many(owner, name, wanted)):
             return None
         if before is not None:
             ends = max(ends, before.ends)
-        self._pins[name] = Pin(name, wanted, ends)
+        self._pins[name] = Pin(name, wanted, ends, owner)
         for each in wanted:
             self._count[each] = self._count.get(each, 0) + 1
         if before is not None:
             self._drop(before)
         heapq.heappush(self._ends, (ends, name))
         return fresh
+
+    def _too_many(self, owner: str, name: str, wanted: tuple[bytes, ...]) -> bool:
+        own = set(wanted)
+        for pin in self._pins.values():
+            if pin.owner == owner and pin.name != name:
+                own.update(pin.hashes)
+        return len(own) > self.max_blocks // 2
 
     def remove(self, name: str) -> list[bytes] | None:
         """End a pin. Returns the blocks that no pin names any more, None when there is no such pin."""

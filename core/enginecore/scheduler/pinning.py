@@ -68,4 +68,4 @@ class Pinning(Sharing):
             table.hashes = block_hashes(table.root, sequence.token_ids, size)
         if count > 0 and wanted[1] > 0:
             name = OF_REQUEST + table.hashes[count - 1].hex()[:32]
-            self.pool.pin(name, table.hashes[:count], self.journal.clock() + wanted[1])
+            self.pool.pin(name, table.hashes[:count], self.journal.clock() + wanted[1], sequence.tenant)
