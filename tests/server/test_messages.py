@@ -262,6 +262,8 @@ async def test_the_official_client() -> None:
             assert caught.value.request_id and "max_tokens" in str(caught.value)
             with pytest.raises(anthropic.NotFoundError):
                 await client.messages.create(**{**GOOD, "model": "x"})
+            (model,) = (await client.models.list()).data
+            assert model == await client.models.retrieve("toy") and (model.id, model.type) == ("toy", "model")
             wrong = client.with_options(api_key="nope")
             with pytest.raises(anthropic.AuthenticationError):
                 await wrong.messages.create(**GOOD)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from starlette.requests import Request
@@ -23,14 +24,24 @@ def _model(state: ServerState) -> dict[str, Any]:
         "root": state.llm.config.model,
         "parent": None,
         "max_model_len": state.llm.config.max_model_len,
+        # Anthropic's names for it
+        "type": "model",
+        "display_name": state.model_name,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(state.created)),
+        "lifecycle": "active",
+        "max_input_tokens": state.llm.config.max_model_len,
     }
 
 
 async def models(state: ServerState, request: Request) -> Response:
-    return json_response({"object": "list", "data": [_model(state)]})
+    """The model that is served, in one object for OpenAI's clients and Anthropic's."""
+    name = state.model_name
+    page = {"has_more": False, "first_id": name, "last_id": name}
+    return json_response({"object": "list", "data": [_model(state)], **page})
 
 
 async def model(state: ServerState, request: Request) -> Response:
+    """What is known of the model."""
     state.check_model(request.path_params["model"])
     return json_response(_model(state))
 
