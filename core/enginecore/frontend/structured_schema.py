@@ -28,7 +28,7 @@ FORMATS: dict[str, str | None] = {
     "date": _DATE,
     "time": _TIME,
     "date-time": f"{_DATE}T{_TIME}",
-    "email": rf"[A-Za-z0-9_+-]{{1,32}}(?:\.[A-Za-z0-9_+-]{{1,16}}){{0,2}}@{_LABEL}(?:\.{_LABEL}){{1,3}}",
+    "email": rf"[A-Za-z0-9_+-]{{1,32}}(?:\.[A-Za-z0-9_+-]{{1,12}}){{0,2}}@{_LABEL}(?:\.{_LABEL}){{1,3}}",
     "hostname": _HOST,
     "uri": (
         rf"[a-z][a-z0-9+.-]{{1,15}}://{_HOST}(?::[1-9][0-9]{{0,3}})?(?:/[A-Za-z0-9._~-]{{0,40}}){{0,6}}"
