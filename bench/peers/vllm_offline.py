@@ -25,7 +25,15 @@ def main(model: str, workload: str, num_requests: int) -> dict[str, float]:
     outputs = llm.generate([request["prompt"] for request in requests], lengths, use_tqdm=False)
     wall_s = time.perf_counter() - begun
     output_tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
-    return {"wall_s": wall_s, "output_tokens": output_tokens, "output_tok_per_s": output_tokens / wall_s}
+    begun = time.perf_counter()
+    llm.generate([{"prompt_token_ids": [1]}], exactly(129), use_tqdm=False)
+    stream_s = time.perf_counter() - begun
+    return {
+        "single_stream_tok_per_s": 128 / stream_s,
+        "wall_s": wall_s,
+        "output_tokens": output_tokens,
+        "output_tok_per_s": output_tokens / wall_s,
+    }
 
 
 if __name__ == "__main__":
