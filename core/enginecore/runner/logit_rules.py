@@ -42,8 +42,8 @@ class LogitRules:
             self._counts_V = torch.bincount(output, minlength=vocab).to(torch.float32)
 
     def apply(self, logits_V: torch.Tensor, tokens_L: np.ndarray, *, must_end: bool = False) -> None:
-        """Change `logits_V` in place; `tokens_L` are all tokens of the sequence so far. An answer that `must_end`, since
-        its grammar is complete, may do so before min_tokens."""
+        """Change `logits_V` in place; `tokens_L` are all tokens of the sequence so far. An answer that `must_end` (its
+        grammar is complete) may do so before min_tokens."""
         num_output = len(tokens_L) - self._num_prompt
         if self._not_allowed_V is not None:
             logits_V[self._not_allowed_V] = _BANNED

@@ -105,8 +105,9 @@ class Sampler:
         forced = self._grammars.advance(slots, lengths, token_ids, errors)
         for row, tokens in forced.items():
             rules = self._rules.get(slots[row])
-            for token in tokens if rules is not None else ():
-                rules.chosen(token)
+            if rules is not None:
+                for token in tokens:
+                    rules.chosen(token)
         return forced
 
     def _is_ruled(self, slot: int) -> bool:

@@ -93,7 +93,7 @@ class Program:
         return self.output
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[misc]
     """Sees every operation of torch while a step is captured."""
 
     def __init__(self, program: Program, arena: Arena, taped: Callable[[], int]) -> None:
@@ -184,7 +184,7 @@ class CpuGraphs(GraphRunner):
         program.kept = (fn, static_inputs)
         return program
 
-    @torch.inference_mode()
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def replay(self, handle: Program) -> Any:
         return handle.run()
 

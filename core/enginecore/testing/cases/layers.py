@@ -116,7 +116,7 @@ def scan(everything: bool, dtype: str) -> Case:
         x, dt = ctx.normal(tokens, channels, dtype=dtype), ctx.normal(tokens, channels, dtype=dtype)
         b, c = (ctx.normal(tokens, size, dtype=dtype) for _ in range(2))
         a, states = -ctx.normal(channels, size).abs() - 0.1, ctx.normal(7, channels, size)
-        more: tuple[Any, ...] = (None, None, None, False)
+        more: Any = (None, None, None, False)
         if everything:
             more = (ctx.normal(channels), ctx.normal(tokens, channels, dtype=dtype), ctx.normal(channels), True)
         else:
@@ -137,7 +137,7 @@ def ssd(everything: bool, dtype: str) -> Case:
         x, dt = ctx.normal(tokens, heads, width, dtype=dtype), ctx.normal(tokens, heads, dtype=dtype)
         b, c = (ctx.normal(tokens, groups, size, dtype=dtype) for _ in range(2))
         a, states = -ctx.normal(heads).abs() - 0.1, ctx.normal(7, heads, width, size)
-        more: tuple[Any, ...] = (None, None, None, False)
+        more: Any = (None, None, None, False)
         if everything:
             more = (ctx.normal(heads), ctx.normal(tokens, heads, width, dtype=dtype), ctx.normal(heads), True)
         else:
