@@ -65,7 +65,7 @@ def _product(
             block = tl.load(weight + k[None, :], mask=w_mask, other=0.0)
             total = tl.dot(rows, tl.trans(block), total, input_precision="ieee")
             if GATED:
-                block = tl.load(weight + outputs.to(tl.int64) * inputs + k[None, :], mask=w_mask, other=0.0)
+                block = tl.load(weight + tl.cast(outputs, tl.int64) * inputs + k[None, :], mask=w_mask, other=0.0)
                 up = tl.dot(rows, tl.trans(block), up, input_precision="ieee")
         if GATED:
             total = _activate(total, up, ACTIVATION)

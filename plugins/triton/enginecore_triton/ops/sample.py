@@ -99,7 +99,8 @@ def _scan(
             x = tl.load(logits + ids, mask=ids < V, other=float("-inf")).to(tl.float32)
             total += tl.sum(tl.exp((x - largest) / temperature), 0).to(tl.float64)
             if listed & (count <= CAPACITY):
-                chosen = (ids < V) & (order(x).to(tl.int64) >= bound)
+                # Ids that a grammar forbids would fill the list where it leaves few.
+                chosen = (x > float("-inf")) & (order(x).to(tl.int64) >= bound)
                 place = count + tl.cumsum(chosen.to(tl.int32), 0) - 1
                 tl.store(list_RC + row * CAPACITY + place, element(x, ids), mask=chosen & (place < CAPACITY))
                 count += tl.sum(chosen.to(tl.int32), 0)

@@ -97,6 +97,17 @@ def test_short_lists_and_searches_both_decide(monkeypatch):
     assert searched.ids.tolist() == work.ids.tolist() == reference(logits.clone(), *arguments).tolist()
 
 
+def test_few_ids_that_are_allowed_need_no_search():
+    logits, uniform = make(2000, 2.0, False)
+    logits, uniform = logits[:3], uniform[:3]
+    allowed = torch.tensor([3, 700, 1999])
+    logits[:, [i for i in range(2000) if i not in allowed]] = float("-inf")
+    arguments = columns([(1.0, 50, 1.0, 0.0), (1.0, 0, 0.7, 0.0), (1.0, 2, 0.9, 0.0)], uniform)
+    work = op._run(logits, tuple(arguments[:4]), arguments[4], "default")
+    assert work.status.tolist() == [0, 0, 0] and work.count.tolist() == [3, 3, 2]
+    assert work.ids.tolist() == reference(logits.clone(), *arguments).tolist()
+
+
 def test_edges_of_the_draw():
     def run(setting, uniform):
         logits = torch.tensor([[0.0, float("-inf"), 1.0, 1.0]])
