@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import Any
 
 import msgspec
 
 from enginecore.errors import ParameterError
+
+logger = logging.getLogger("enginecore.server")
 
 #: Of a body that is logged, no more than this.
 MAX_BODY_BYTES = 64 * 2**10
@@ -28,7 +31,10 @@ class AuditLog:
         record = {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), **record}
         if self.with_bodies:
             record["body"] = body[:MAX_BODY_BYTES].decode("utf-8", "replace")
-        self._file.write(msgspec.json.encode(record) + b"\n")
+        try:
+            self._file.write(msgspec.json.encode(record) + b"\n")
+        except OSError as error:  # a full disk, for instance: requests go on
+            logger.error("the audit log cannot be written: %s; lost: %s", error, record["request_id"])
 
     def close(self) -> None:
         self._file.close()
