@@ -92,6 +92,7 @@ void run_attention(Pool& pool, const Isa& isa, const AttentionArgs& args, const 
   // Few tiles and long contexts: every chunk becomes an item, and whoever finishes a tile's last one merges them.
   std::vector<AttentionItem> split;
   int64_t partials = 0;
+  int most_rows = 0;
   std::vector<int64_t> first_partial(tiles.size());
   const bool scarce = pool.threads() > 1 && int64_t(tiles.size()) < 4 * pool.threads();
   for (size_t i = 0; i < tiles.size(); ++i) {
@@ -103,6 +104,7 @@ void run_attention(Pool& pool, const Isa& isa, const AttentionArgs& args, const 
     }
     first_partial[i] = partials;
     partials += chunks;
+    most_rows = std::max(most_rows, int(tile.rows));
     for (int c = tile.chunk; c < tile.chunk_end; ++c) {
       split.push_back(tile);
       split.back().chunk = c;
@@ -110,8 +112,11 @@ void run_attention(Pool& pool, const Isa& isa, const AttentionArgs& args, const 
       split.back().tile = int32_t(i);
     }
   }
-  const int64_t stride = 2 * kTileRows + int64_t(kTileRows) * args.cache.padded;
-  std::unique_ptr<float[]> memory(partials ? new float[size_t(partials * stride)] : nullptr);
+  // Close together and kept by the calling thread: fresh pages would cost more than what is written to them.
+  const int64_t stride = 2 * kTileRows + int64_t(most_rows) * args.cache.padded;
+  thread_local std::vector<float> memory;
+  if (int64_t(memory.size()) < partials * stride) memory.resize(size_t(partials * stride));
+  float* const partial = memory.data();
   std::unique_ptr<std::atomic<int>[]> left(partials ? new std::atomic<int>[tiles.size()] : nullptr);
   for (size_t i = 0; partials && i < tiles.size(); ++i) left[i].store(tiles[i].chunk_end - tiles[i].chunk);
   std::atomic<int64_t> next{0};
@@ -133,7 +138,7 @@ void run_attention(Pool& pool, const Isa& isa, const AttentionArgs& args, const 
         continue;
       }
       const AttentionItem& tile = tiles[size_t(item.tile)];
-      float* base = memory.get() + first_partial[size_t(item.tile)] * stride;
+      float* base = partial + first_partial[size_t(item.tile)] * stride;
       isa.attention(args, item, scratch, base + (item.chunk - tile.chunk) * stride, fetched, following);
       if (left[item.tile].fetch_sub(1) == 1) isa.attention_merge(args, tile, scratch, base, stride);
       if (!early) after = next.fetch_add(1);
