@@ -24,7 +24,7 @@ from enginecore.models.safetensors_loader import SafetensorsFile
 from enginecore.ops import int4
 from enginecore.ops import scaled as scaled_weights
 from enginecore.ops.int4 import Int4Weight
-from enginecore.ops.quantized import QuantizedWeight, int8_weight
+from enginecore.ops.quantized import INT8, QuantizedWeight, can_quantize_int8, int8_weight
 from enginecore.ops.scaled import ScaledWeight, scaled
 
 logger = logging.getLogger(__name__)
@@ -38,7 +38,7 @@ _PARTS = ("qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv", "weig
 #: Scales of activations and of cached keys and values.
 _LEFT_OUT = ("input_scale", "input_zero_point", "input_global_scale", "output_scale", "k_scale", "v_scale", "q_scale",
              "activation_scale")  # fmt: skip
-_EIGHT_BITS = {torch.float8_e4m3fn: "fp8", torch.int8: "int8"}
+_EIGHT_BITS = {torch.float8_e4m3fn: "fp8", torch.int8: INT8}
 
 
 class QuantizedTensors:
@@ -70,11 +70,14 @@ class QuantizedTensors:
         return None if layer is None else self._read(name, layer, dtype)
 
     def scheme(self, name: str) -> str | None:
-        """The scheme of weight `name`, without reading it."""
+        """The scheme of weight `name`, without reading it; None where it is to be unpacked on every device."""
         layer = self._layers.get(name)
         if layer is None:
             return None
-        return "int4" if "packed" in layer else _EIGHT_BITS[self._where[name].dtype(name)]
+        if "packed" in layer:
+            return "int4"
+        kind = _EIGHT_BITS[self._where[name].dtype(name)]
+        return None if kind == INT8 and not can_quantize_int8(self.shapes[name][1]) else kind
 
     def _add(self, name: str) -> None:
         prefix, _, last = name.rpartition(".")
@@ -146,14 +149,14 @@ class QuantizedTensors:
             raise ModelError(f"{name!r} of {self.path}: {error}") from error
 
     def _read_scaled(self, name: str, scales: torch.Tensor, dtype: torch.dtype) -> Kept:
-        values_OI, scheme = self._tensor(name), self.scheme(name)
-        assert scheme is not None
+        values_OI = self._tensor(name)
+        scheme = _EIGHT_BITS[values_OI.dtype]
         block = self._config.block
         if block is not None:
             wanted = tuple(-(-side // part) for side, part in zip(values_OI.shape, block, strict=True))
             block = block if tuple(scales.shape) == wanted else None
         weight = scaled(scheme, values_OI, scales, dtype, block)
-        return int8_weight(values_OI, weight.scales_AB, dtype) if scheme == "int8" else weight
+        return int8_weight(values_OI, weight.scales_AB, dtype) if scheme == INT8 else weight
 
 
 def join(parts: list[Any]) -> Any | None:
