@@ -47,7 +47,7 @@ class CpuBackend(Backend):
             # kernels' own threads need next. What is left to torch here is small.
             torch.set_num_threads(ctx.options.get("torch_threads", 1))
             kernels = module.Kernels(self.num_threads, ctx.options.get("isa", ""))
-            self.memory = CpuMemory(kernels.advise_huge)
+            self.memory = CpuMemory(kernels.advise_huge, kernels.populate)
             self.capabilities = native_capabilities(kernels.isa)
             self.attention = NativeAttention(kernels, self.capabilities)
             self.ops = NativeOps(kernels)

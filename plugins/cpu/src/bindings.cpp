@@ -344,6 +344,14 @@ class Kernels {
   // Ask for huge pages under a large tensor that has not been touched yet.
   void advise_huge(nb::handle object) { advise_huge_pages(view(object, "tensor").data, view(object, "tensor").numel() * view(object, "tensor").item()); }
 
+  // The first `bytes` of a tensor: their pages are there afterwards. False where the system cannot.
+  bool populate(nb::handle object, int64_t bytes) {
+    const Tensor t = view(object, "tensor");
+    require(bytes > 0 && bytes <= t.numel() * t.item(), "bytes", "must lie within the tensor");
+    nb::gil_scoped_release release;
+    return populate_pages(t.data, bytes);
+  }
+
  private:
   void norm(const Tensor& x, const Tensor* residual, nb::handle weight_object, nb::handle out_object, double eps) {
     const Tensor weight = view(weight_object, "weight", 1), out = view(out_object, "out");
@@ -420,6 +428,7 @@ NB_MODULE(_native, m) {
       .def("copy_blocks", &Kernels::copy_blocks)
       .def("sample", &Kernels::sample)
       .def("advise_huge", &Kernels::advise_huge)
+      .def("populate", &Kernels::populate)
       .def("measure_read", &Kernels::measure_read)
       .def("measure_matrix", &Kernels::measure_matrix);
 }

@@ -13,6 +13,8 @@ const Isa* choose_isa(const char* wanted);  // null or "": the best this process
 
 // The whole huge pages inside [memory, memory + bytes); no more than a wish.
 void advise_huge_pages(void* memory, int64_t bytes);
+// Brings the pages under a range into memory without changing what they hold; false where the system cannot.
+bool populate_pages(void* memory, int64_t bytes);
 
 // Memory in huge pages where the system gives them: streaming through it then misses the translation cache rarely.
 class Buffer {
