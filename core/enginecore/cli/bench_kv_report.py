@@ -138,8 +138,8 @@ def _draw_memory(axis: Any, name: str, policies: dict[str, dict[str, float]]) ->
         bottom = [below + height for below, height in zip(bottom, heights, strict=True)]
     batched = [f"{policy}\n{policies[policy]['mean_running']:.1f}" for policy in ALL]
     axis.set_xticks(range(len(ALL)), batched)
-    axis.set(ylabel="% of KV slots", title=f"{name}: memory at the same rate; requests batched")
-    axis.legend(fontsize="small")
+    axis.set(ylabel="% of KV slots", title=f"{name}: memory, and requests batched")
+    axis.legend(fontsize="x-small")
 
 
 def _draw_sharing(axis: Any, name: str, sharing: dict[str, dict[str, float]]) -> None:
@@ -150,5 +150,5 @@ def _draw_sharing(axis: Any, name: str, sharing: dict[str, dict[str, float]]) ->
         published = PUBLISHED[name][f"saved_by_{'sampling' if kind == 'samples' else 'beams'}"]
         axis.hlines([published.low, published.high], -0.5, len(WIDTHS) - 0.5, linestyles=":", colors="gray")
     axis.set_xticks(list(places), [str(width) for width in WIDTHS])
-    axis.set(xlabel="samples or beams", ylabel="% of blocks saved", title=f"{name}: sharing; dotted: published range")
+    axis.set(xlabel="samples or beams", ylabel="% of blocks saved", title=f"{name}: sharing (dotted: published)")
     axis.legend()
