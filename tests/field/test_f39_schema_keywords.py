@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 
 from tests.field.answers import user
-from tests.field.support import CHAT, refused, together
+from tests.field.support import CHAT, COMPLETIONS, refused, together
 from tests.serving import ServerProcess
 
 TOOLS = json.loads((Path(__file__).parents[1] / "data" / "tool_schemas.json").read_text(encoding="utf-8"))
@@ -24,9 +24,9 @@ SAMPLE = [tool["function"] for tool in TOOLS if tool["function"]["name"] in NAME
 def test_a_weak_model_at_temperature_one_keeps_to_them(server: ServerProcess) -> None:
     def ask(function: dict[str, Any]) -> dict[str, Any]:
         form = {"type": "json_schema", "json_schema": {"name": "x", "schema": function["parameters"]}}
-        body = {"messages": [user(function["description"])], "temperature": 1, "seed": 3, "max_tokens": 60,
+        body = {"prompt": f"{function['description']}, as JSON:\n", "temperature": 1, "seed": 3, "max_tokens": 60,
                 "response_format": form}  # fmt: skip
-        answer = server.post(CHAT, body)
+        answer = server.post(COMPLETIONS, body)
         assert answer.status_code == 200, (function, answer.text)
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
@@ -36,7 +36,7 @@ def test_a_weak_model_at_temperature_one_keeps_to_them(server: ServerProcess) ->
     for function, choice in zip(SAMPLE, choices, strict=True):
         if choice["finish_reason"] == "stop":
             complete += 1
-            value = json.loads(choice["message"]["content"])
+            value = json.loads(choice["text"])
             jsonschema_rs.validator_for(function["parameters"], validate_formats=True).validate(value)
     assert len(SAMPLE) == len(NAMES) and complete >= 6, "the test bites"
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from enginecore.cli import bench_online
-from enginecore.cli.bench_options import WORK, Json, NumRequests, Repeat, Workload
+from enginecore.cli.bench_options import WORK, Html, Json, NumRequests, Repeat, Workload
 from enginecore.cli.common import with_engine
 from enginecore.config import EngineArgs
 
@@ -26,6 +26,7 @@ def throughput(
     workload: Workload = None,
     num_requests: NumRequests = 32,
     repeat: Repeat = 1,
+    html: Html = None,
     as_json: Json = False,
 ) -> None:
     """All requests at once through the Python API: how many tokens a second?
@@ -35,11 +36,12 @@ def throughput(
 
     Example: enginecore bench throughput --dtype bfloat16 --num-requests 32 --repeat 3
     """
-    from enginecore.cli.bench_report import print_report
+    from enginecore.cli.bench_html import deliver, require_html
     from enginecore.cli.bench_throughput import measure_throughput
     from enginecore.cli.bench_workload import load_workload
 
-    print_report(measure_throughput(engine, load_workload(workload, num_requests), repeat), as_json=as_json)
+    require_html(html)
+    deliver(measure_throughput(engine, load_workload(workload, num_requests), repeat), html=html, as_json=as_json)
 
 
 @app.command()
@@ -54,6 +56,7 @@ def latency(
     workload: Workload = None,
     num_requests: NumRequests = 32,
     repeat: Repeat = 3,
+    html: Html = None,
     as_json: Json = False,
 ) -> None:
     """One batch at a time: time of its prefill, time of its decode, TTFT and TPOT.
@@ -63,13 +66,15 @@ def latency(
 
     Example: enginecore bench latency --batch-sizes 1,8 --input-len 512 --output-len 128
     """
+    from enginecore.cli.bench_html import deliver, require_html
     from enginecore.cli.bench_latency import measure_latency, parse_batch_sizes
-    from enginecore.cli.bench_report import print_report
     from enginecore.cli.bench_workload import load_workload
 
+    require_html(html)
     sizes = parse_batch_sizes(batch_sizes)
     items = load_workload(workload, num_requests)
-    print_report(measure_latency(engine, items, sizes, input_len, output_len, repeat), as_json=as_json)
+    report = measure_latency(engine, items, sizes, input_len, output_len, repeat)
+    deliver(report, html=html, as_json=as_json)
 
 
 @app.command()

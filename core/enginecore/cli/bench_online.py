@@ -9,6 +9,7 @@ import typer
 from enginecore.cli.bench_options import (
     WORK,
     Concurrency,
+    Html,
     Json,
     NumRequests,
     Rate,
@@ -67,6 +68,7 @@ def serve(
     workload: Workload = None,
     num_requests: NumRequests = 32,
     repeat: Repeat = 1,
+    html: Html = None,
     as_json: Json = False,
 ) -> None:
     """Streams over HTTP: time to first token, time per output token, the gaps between tokens, and failures.
@@ -78,17 +80,19 @@ def serve(
     """
     from enginecore.cli.bench_client import Load
     from enginecore.cli.bench_figures import Objectives
+    from enginecore.cli.bench_html import deliver, require_html
     from enginecore.cli.bench_progress import progress_bars
-    from enginecore.cli.bench_report import print_report
-    from enginecore.cli.bench_serve import Site, measure_serving, parse_points, sweep_table
+    from enginecore.cli.bench_serve import Site, measure_serving, name_of, parse_points, sweep_table
     from enginecore.cli.bench_workload import load_workload
 
+    require_html(html)
     points = parse_points(sweep_rate, sweep_concurrency, Load(concurrency=concurrency, rate=rate))
     items, site = load_workload(workload, num_requests), Site(url=url, api_key=api_key, model=served_model)
     with progress_bars() as begin:
         report = measure_serving(engine, site, points, items, repeat, Objectives(ttft_slo, tpot_slo), begin)
-    report.pop("samples")
-    print_report(report, as_json=as_json, lines=sweep_table(report) if "points" in report else None)
+    samples = list(zip((name_of(load) for load in points), report.pop("samples"), strict=True))
+    table = sweep_table(report) if "points" in report else None
+    deliver(report, html=html, as_json=as_json, samples=samples, lines=table)
 
 
 @with_engine
@@ -127,6 +131,7 @@ def compare(
     tpot_slo: TpotSlo = None,
     workload: Workload = None,
     num_requests: NumRequests = 32,
+    html: Html = None,
     as_json: Json = False,
 ) -> None:
     """Our server beside others: the same requests to each, in turns, and the ratios of what their users feel.
@@ -141,10 +146,11 @@ def compare(
     from enginecore.cli.bench_client import Load
     from enginecore.cli.bench_compare import Contest, comparison_table, measure_comparison, parse_servers
     from enginecore.cli.bench_figures import Objectives
+    from enginecore.cli.bench_html import deliver, require_html
     from enginecore.cli.bench_progress import progress_bars
-    from enginecore.cli.bench_report import print_report
     from enginecore.cli.bench_workload import load_workload
 
+    require_html(html)
     given = list(urls or [])
     if "://" in engine.model:  # MODEL was left out, and the first URL taken for it
         given.insert(0, engine.model)
@@ -161,5 +167,5 @@ def compare(
     )
     with progress_bars() as begin:
         report = measure_comparison(engine, contest, load_workload(workload, num_requests), begin)
-    report.pop("samples")
-    print_report(report, as_json=as_json, lines=comparison_table(report))
+    samples = list(report.pop("samples").items())
+    deliver(report, html=html, as_json=as_json, samples=samples, lines=comparison_table(report))

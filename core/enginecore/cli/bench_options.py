@@ -50,3 +50,11 @@ TpotSlo = Annotated[
         rich_help_panel=WORK,
     ),
 ]
+Html = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.html",
+        help="Write a page with figures, plots, the full configuration, machine and versions, which needs no network. "
+        "Needs matplotlib: pip install 'enginecore[plot]'.",
+    ),
+]

@@ -13,18 +13,18 @@ if TYPE_CHECKING:
 KINDS = (".svg", ".png")
 
 
-def require_matplotlib(target: Path) -> Any:
-    """matplotlib's module of figures. ParameterError when it is not installed or `target` is no picture, which is
-    better known before a run than after it."""
-    if target.suffix not in KINDS:
-        raise ParameterError(f"plot must end in {' or '.join(KINDS)}, got {str(target)!r}", param="plot")
+def require_matplotlib(target: Path, *, kinds: tuple[str, ...] = KINDS, param: str = "plot") -> Any:
+    """matplotlib's module of figures. ParameterError when it is not installed or `target` is none of `kinds`, which is
+    better known before a run than after it. `param` is the option that named the target."""
+    if target.suffix not in kinds:
+        raise ParameterError(f"{param} must end in {' or '.join(kinds)}, got {str(target)!r}", param=param)
     if not target.parent.is_dir():
-        raise ParameterError(f"plot: there is no folder {target.parent}", param="plot")
+        raise ParameterError(f"{param}: there is no folder {target.parent}", param=param)
     try:
         from matplotlib import figure
     except ImportError as error:
         raise ParameterError(
-            "plot needs matplotlib, which is not installed", param="plot", fix="pip install 'enginecore[plot]'"
+            f"{param} needs matplotlib, which is not installed", param=param, fix="pip install 'enginecore[plot]'"
         ) from error
     return figure
 

@@ -85,7 +85,7 @@ def measure_serving(
         report = {"benchmark": "serve", **rows[0]}
     else:
         report = {"benchmark": "serve", "sweep": "concurrency" if points[0].rate is None else "rate", "points": rows}
-    report |= {"notes": list(target.notes), "samples": samples, **stamp(told)}
+    report |= {"url": target.url, "model": target.model, "notes": list(target.notes), "samples": samples, **stamp(told)}
     if given is None:
         report["startup_s"] = server.startup_s
         report["settings"] = {"serve": engine_argv(engine)}

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from enginecore.frontend.llm import LLM
 
 WARM_UP_TOKENS = 8
+#: Points of a run's progress in a report.
+MAX_POINTS = 100
 
 
 @dataclass
@@ -30,12 +33,35 @@ class StepTally:
     tokens_held: int = 0
     peak_running: int = 0
     last: EngineStats | None = None
+    at_s: list[float] = field(default_factory=list)
+    running: list[int] = field(default_factory=list)
+    generated: list[int] = field(default_factory=list)
 
     def count(self, stats: EngineStats) -> None:
         self.slots_held += stats.kv_slots_held
         self.tokens_held += stats.kv_tokens_held
         self.peak_running = max(self.peak_running, stats.num_running)
         self.last = stats
+        self.at_s.append(time.perf_counter())
+        self.running.append(stats.num_running)
+        self.generated.append(stats.generation_tokens)
+
+    def progress(self) -> dict[str, list[float]]:
+        """Speed and running requests over time, in up to `MAX_POINTS` pieces of the same number of steps."""
+        if len(self.at_s) < 2:
+            return {}
+        last = len(self.at_s) - 1
+        pieces = min(MAX_POINTS, last)
+        edges = [round(piece * last / pieces) for piece in range(pieces + 1)]
+        spans = list(pairwise(edges))
+        return {
+            "at_s": [self.at_s[end] - self.at_s[0] for _, end in spans],
+            "running": [float(self.running[end]) for _, end in spans],
+            "output_tok_per_s": [
+                (self.generated[end] - self.generated[begin]) / max(1e-9, self.at_s[end] - self.at_s[begin])
+                for begin, end in spans
+            ],
+        }
 
     @property
     def kv_waste(self) -> float | None:
@@ -61,12 +87,12 @@ class _Tallied:
 
 
 @contextmanager
-def tallied(llm: LLM) -> Iterator[StepTally]:
+def tallied(llm: LLM, tally: StepTally) -> Iterator[None]:
     """Count the steps that `llm` takes inside the block."""
-    tally, client = StepTally(), llm._client
+    client = llm._client
     llm._client = _Tallied(client, tally)  # type: ignore[assignment]
     try:
-        yield tally
+        yield
     finally:
         llm._client = client
 
@@ -88,22 +114,24 @@ def measure_throughput(engine: EngineArgs, items: Sequence[WorkItem], repeat: in
     with open_llm(engine) as llm:
         startup_s = time.perf_counter() - begun
         llm.generate([items[0].prompt], exact_length(WARM_UP_TOKENS), use_tqdm=False)
-        runs = [_run(llm, items) for _ in range(repeat)]
+        tallies = [StepTally() for _ in range(repeat)]
+        runs = [_run(llm, items, tally) for tally in tallies]
         return {
             "benchmark": "throughput",
             **medians(runs),
             "startup_s": startup_s,
             "peak_rss_bytes": peak_rss_bytes(),
+            "progress": tallies[-1].progress(),
             "runs": runs,
             "settings": settings_of(llm),
             **stamp(llm.fingerprint),
         }
 
 
-def _run(llm: LLM, items: Sequence[WorkItem]) -> dict[str, Any]:
+def _run(llm: LLM, items: Sequence[WorkItem], tally: StepTally) -> dict[str, Any]:
     llm.reset_prefix_cache()
     before: EngineStats = llm._client.call("stats")
-    with tallied(llm) as tally:
+    with tallied(llm, tally):
         begun = time.perf_counter()
         outputs = llm.generate(
             [item.prompt for item in items], [exact_length(item.output_tokens) for item in items], use_tqdm=False

@@ -75,7 +75,7 @@ class GrammarStore:
                 if own.vocab_size < self._vocab_size:  # a model with padding rows
                     own = llguidance.LLTokenizer(serialized, n_vocab=self._vocab_size, eos_token=eos)
                 self._tokenizer = own
-            except ValueError as error:
+            except Exception as error:  # the library is another language's
                 self._problem = f"this model's tokenizer cannot follow a grammar: {error}"
 
     @property

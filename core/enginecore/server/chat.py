@@ -53,9 +53,7 @@ async def chat_completions(state: ServerState, request: Request) -> Response | A
         return await stream_events(request, job, writer, writer.usage_head, submitted)
 
 
-def _check(
-    state: ServerState, raw: dict[str, Any], request_id: str
-) -> tuple[ChatRequest, SamplingParams, bool, Plan]:
+def _check(state: ServerState, raw: dict[str, Any], request_id: str) -> tuple[ChatRequest, SamplingParams, bool, Plan]:
     """(body, parameters, whether the client asked for max_tokens itself, the form of the answer)."""
     check_fields(raw, _KNOWN, UNSUPPORTED_CHAT, strict=state.args.strict_fields, request_id=request_id)
     body = convert(raw, ChatRequest)

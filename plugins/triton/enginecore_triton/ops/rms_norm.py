@@ -90,4 +90,5 @@ def aot_cases() -> list[AotCase]:
             config="rms_norm", sizes={"size": power_of_two(size)},
         )  # fmt: skip
 
-    return [case("bf16", 1024, False), case("bf16", 2048, True), case("bf16", 4096, True), case("bf16", 8192, False), case("bf16", 16384, True)]
+    sizes = ((1024, False), (2048, True), (4096, True), (8192, False), (16384, True))
+    return [case("bf16", size, add) for size, add in sizes]

@@ -1,0 +1,78 @@
+"""Which pictures a report gets: what people would look at rather than read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from enginecore.cli.bench_charts import distributions, lines, ratio_bars
+from enginecore.cli.bench_compare import FIGURES, RATES, value_of
+
+Samples = Sequence[tuple[str, Mapping[str, Sequence[float]]]]
+Panel = tuple[str, str, dict[str, list[tuple[float, float]]]]
+#: Lines of a sweep that still can be told apart.
+MAX_LINES = 7
+
+
+def charts_of(report: dict[str, Any], samples: Samples) -> list[tuple[str, str]]:
+    """Titles and SVGs."""
+    charts = []
+    if report.get("ratios"):
+        charts.append(("Ratios", ratio_bars(report["ratios"], FIGURES, list(RATES))))
+    if report.get("points"):
+        charts.append((f"Over {report['sweep']}", lines(_sweep_panels(report), _label(report["sweep"]))))
+    if report.get("batch"):
+        charts.append(("Over batch size", lines(latency_panels(report["batch"]), "sequences in the batch")))
+    if report.get("progress"):
+        charts.append(("Over time", lines(_progress_panels(report["progress"]), "seconds")))
+    shown = [(name, one) for name, one in samples if any(one.values())][:MAX_LINES]
+    if shown:
+        charts.append(("Distributions", distributions(dict(shown), _limits(report))))
+    return charts
+
+
+def _label(sweep: str) -> str:
+    return "requests in flight" if sweep == "concurrency" else "requests started a second"
+
+
+def _sweep_panels(report: dict[str, Any]) -> list[Panel]:
+    points, sweep = report["points"], report["sweep"]
+
+    def line(key: str) -> list[tuple[float, float]]:
+        pairs = [(point[sweep], value_of(point, key)) for point in points]
+        return sorted((x, y) for x, y in pairs if y is not None)
+
+    panels: list[Panel] = [("Throughput", "output tokens/s", {"": line("output_tok_per_s")})]
+    for key, title in (("ttft_ms", "Time to first token"), ("tpot_ms", "Time per output token")):
+        panels.append((title, "ms", {which: line(f"{key}.{which}") for which in ("p50", "p90", "p99")}))
+    if "goodput" in points[0]:
+        panels.append(("Goodput", "requests/s within objectives", {"good": line("goodput.requests_per_s"),
+                                                                   "all": line("requests_per_s")}))  # fmt: skip
+    return [(title, unit, kept) for title, unit, series in panels if (kept := {k: v for k, v in series.items() if v})]
+
+
+def latency_panels(batches: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
+    """Throughput, time per token and prefill over batch size."""
+    kinds = (
+        ("output_tok_per_s", "Throughput", "output tokens/s", 1.0),
+        ("tpot_ms", "Time per output token", "ms", 1.0),
+        ("prefill_s", "Prefill of the batch", "ms", 1000.0),
+    )
+    return [
+        (title, unit, {"": [(float(size), one[key] * scale) for size, one in batches.items()]})
+        for key, title, unit, scale in kinds
+    ]
+
+
+def _progress_panels(progress: Mapping[str, Sequence[float]]) -> list[Panel]:
+    at = progress["at_s"]
+    kinds = (("output_tok_per_s", "Speed", "output tokens/s"), ("running", "Running", "requests"))
+    return [(title, unit, {"": list(zip(at, progress[key], strict=True))}) for key, title, unit in kinds]
+
+
+def _limits(report: dict[str, Any]) -> dict[str, float]:
+    """Objectives, wherever a report has its goodput."""
+    places = [report, *(report.get("points") or []), *(report.get("servers") or {}).values()]
+    goodput = next((place["goodput"] for place in places if "goodput" in place), {})
+    return {name: goodput[key] for name, key in (("ttft_ms", "ttft_slo_ms"), ("tpot_ms", "tpot_slo_ms"))
+            if goodput.get(key) is not None}  # fmt: skip
