@@ -84,7 +84,7 @@ class _Soak:
                 self.failures.append(f"{type(error).__name__}: {error}"[:500])
 
     def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
-        reply = self._server.http.request(method, path, headers=KEY, timeout=60, **options)
+        reply = self._server.http.request(method, path, headers=KEY, timeout=150, **options)
         with self._lock:
             self.statuses[reply.status_code] += 1
         assert reply.status_code < 500, (method, path, reply.status_code, reply.text[:300])
