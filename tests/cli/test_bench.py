@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from enginecore.cli import bench_latency
 from enginecore.cli.bench_latency import parse_batch_sizes
 from enginecore.cli.bench_throughput import StepTally
+from enginecore.cli.common import open_llm
 from enginecore.cli.main import main
+from enginecore.config import EngineArgs
 from enginecore.errors import ParameterError
+from enginecore.frontend.llm import LLM
 from enginecore.request import EngineStats
 
 SIM = ["--device", "sim", "--max-model-len", "512"]
@@ -80,6 +84,42 @@ def test_latency_on_the_simulated_device(smollm2: str, capsys: pytest.CaptureFix
     for figures in report["batch"].values():
         assert figures["prefill_s"] > 0 and figures["decode_s"] >= 0.003
         assert figures["e2e_ms"] >= figures["ttft_ms"] > 0
+
+
+def test_growth_over_batch_context_and_threads(
+    smollm2: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("matplotlib")
+    opened: list[EngineArgs] = []
+
+    def noted(engine: EngineArgs) -> LLM:
+        opened.append(engine)
+        return open_llm(engine)
+
+    monkeypatch.setattr(bench_latency, "open_llm", noted)
+    target = tmp_path / "grow.svg"
+    line = ["latency", smollm2, *SIM, "--num-blocks", "64", "--batch-sizes", "1,2,40", "--contexts", "16,100"]
+    line += ["--threads", "1,2", "--output-len", "6", "--repeat", "1", "--device-option", "step_time_s=0.001"]
+    report = run([*line, "--num-requests", "4", "--plot", str(target)], capsys)
+    points = [(row["threads"], row["batch"], row["context"]) for row in report["curves"]]
+    assert points == [(n, *pair) for n in (1, 2) for pair in ((1, 16), (2, 16), (40, 16), (1, 100))]
+    for row in report["curves"]:
+        assert row["decode_step_ms"] is None or row["decode_step_ms"] >= 1
+    assert any(row["decode_step_ms"] for row in report["curves"] if row["batch"] == 2)
+    assert [engine.num_threads for engine in opened] == [1, 2]
+    assert b"<svg" in target.read_bytes()
+
+
+def test_growth_that_does_not_fit(smollm2: str, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["latency", smollm2, *SIM, "--num-blocks", "40", "--repeat", "1", "--num-requests", "2", "--output-len", "2"]
+    assert main(["bench", *line, "--contexts", "16,511"]) == 2
+    assert "511 tokens and 2 output tokens are more than max_model_len 512" in capsys.readouterr().err
+    assert main(["bench", *line, "--batch-sizes", "1,200", "--contexts", "16,32"]) == 0
+    shown = capsys.readouterr().out
+    assert "200 sequences of 16 tokens do not fit the KV cache of 640 tokens: left out" in shown
+    for bad in (["--contexts", "0"], ["--threads", "x"]):
+        assert main(["bench", *line, *bad]) == 2
+        assert bad[0][2:] in capsys.readouterr().err
 
 
 def test_batch_sizes() -> None:

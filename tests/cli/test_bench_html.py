@@ -100,7 +100,10 @@ def test_what_a_server_says_is_text() -> None:
 
 def test_pictures_of_few_and_odd_figures() -> None:
     ratio = {"median": 2.0, "min": 1.5, "max": 2.5}
-    ratios = {"x": {**dict.fromkeys(FIGURES), "output_tok_per_s": ratio}, "y": {"ttft_ms.p50": ratio}}
+    ratios: dict[str, dict[str, Any]] = {
+        "x": {**dict.fromkeys(FIGURES), "output_tok_per_s": ratio},
+        "y": {"ttft_ms.p50": ratio},
+    }
     for picture in (
         ratio_bars(ratios, FIGURES, list(RATES)),
         distributions({"one": {"ttft_ms": [3.0]}, "two": {"ttft_ms": []}}, {"ttft_ms": 2.0}),

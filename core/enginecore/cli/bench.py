@@ -52,29 +52,68 @@ def latency(
         str, typer.Option(help="Batch sizes to measure, separated by commas.", rich_help_panel=WORK)
     ] = "1,4,16",
     input_len: Annotated[int, typer.Option(min=1, help="Prompt tokens of each sequence.", rich_help_panel=WORK)] = 128,
+    contexts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Prompt lengths instead of --input-len. Batch sizes are measured at the first length, and all lengths "
+            "with the first batch size.",
+            rich_help_panel=WORK,
+        ),
+    ] = None,
+    threads: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N,N,...",
+            help="Measure with each of these --num-threads, one engine after the other.",
+            rich_help_panel=WORK,
+        ),
+    ] = None,
     output_len: Annotated[int, typer.Option(min=2, help="Output tokens of each sequence.", rich_help_panel=WORK)] = 64,
     workload: Workload = None,
     num_requests: NumRequests = 32,
     repeat: Repeat = 3,
+    plot: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.svg|FILE.png",
+            help="Draw how times grow. Needs matplotlib: pip install 'enginecore[plot]'.",
+        ),
+    ] = None,
     html: Html = None,
     as_json: Json = False,
 ) -> None:
-    """One batch at a time: time of its prefill, time of its decode, TTFT and TPOT.
+    """One batch at a time: time of its prefill, time of its decode, TTFT and TPOT, and how they grow.
 
     The prompts are cut from the text of the workload's first --num-requests requests; no two are the same, so the
-    prefix cache has no part in it.
+    prefix cache has no part in it. `decode_step_ms` is the median step that brings a token to every sequence.
 
-    Example: enginecore bench latency --batch-sizes 1,8 --input-len 512 --output-len 128
+    Example: enginecore bench latency --batch-sizes 1,2,4,8,16,32 --contexts 128,1000,4000 --threads 1,2 --plot grow.svg
     """
+    from enginecore.cli import bench_latency
     from enginecore.cli.bench_html import deliver, require_html
-    from enginecore.cli.bench_latency import measure_latency, parse_batch_sizes
+    from enginecore.cli.bench_html_charts import draw_growth
+    from enginecore.cli.bench_plot import require_matplotlib
+    from enginecore.cli.bench_progress import progress_bars
     from enginecore.cli.bench_workload import load_workload
 
     require_html(html)
-    sizes = parse_batch_sizes(batch_sizes)
+    if plot is not None:
+        require_matplotlib(plot)
+    lengths: list[int] = [input_len]
+    counts: list[int] | list[None] = [None]
+    if contexts is not None:
+        lengths = bench_latency.parse_counts(contexts, "contexts", bench_latency.MAX_CONTEXT)
+    if threads is not None:
+        counts = bench_latency.parse_counts(threads, "threads", bench_latency.MAX_THREADS)
+    growth = bench_latency.Growth(bench_latency.parse_batch_sizes(batch_sizes), lengths, counts)
     items = load_workload(workload, num_requests)
-    report = measure_latency(engine, items, sizes, input_len, output_len, repeat)
-    deliver(report, html=html, as_json=as_json)
+    with progress_bars() as begin:
+        report = bench_latency.measure_latency(engine, items, growth, output_len, repeat, begin)
+    if plot is not None:
+        draw_growth(report, plot)
+    table = bench_latency.growth_table(report) if "curves" in report else None
+    deliver(report, html=html, as_json=as_json, lines=table)
 
 
 @app.command()

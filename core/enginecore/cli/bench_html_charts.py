@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from enginecore.cli.bench_charts import distributions, lines, ratio_bars
+from enginecore.cli.bench_charts import distributions, draw_lines, lines, ratio_bars, style
 from enginecore.cli.bench_compare import FIGURES, RATES, value_of
 
 Samples = Sequence[tuple[str, Mapping[str, Sequence[float]]]]
@@ -21,14 +22,26 @@ def charts_of(report: dict[str, Any], samples: Samples) -> list[tuple[str, str]]
         charts.append(("Ratios", ratio_bars(report["ratios"], FIGURES, list(RATES))))
     if report.get("points"):
         charts.append((f"Over {report['sweep']}", lines(_sweep_panels(report), _label(report["sweep"]))))
-    if report.get("batch"):
-        charts.append(("Over batch size", lines(latency_panels(report["batch"]), "sequences in the batch")))
+    charts += [(f"Over {label}", lines(panels, label)) for label, panels in growth_panels(report)]
     if report.get("progress"):
         charts.append(("Over time", lines(_progress_panels(report["progress"]), "seconds")))
     shown = [(name, one) for name, one in samples if any(one.values())][:MAX_LINES]
     if shown:
         charts.append(("Distributions", distributions(dict(shown), _limits(report))))
     return charts
+
+
+def draw_growth(report: Mapping[str, Any], target: Path) -> None:
+    """The growth curves of a latency report as a picture, .svg or .png."""
+    from matplotlib.figure import Figure
+
+    groups = growth_panels(report)
+    with style():
+        picture = Figure(figsize=(3.3 * len(groups[0][1]), 3.0 * len(groups)), layout="constrained")
+        rows = picture.subfigures(len(groups), 1, squeeze=False)[:, 0]
+        for row, (label, panels) in zip(rows, groups, strict=True):
+            draw_lines(row, panels, label)
+        picture.savefig(target, dpi=120)
 
 
 def _label(sweep: str) -> str:
@@ -51,17 +64,38 @@ def _sweep_panels(report: dict[str, Any]) -> list[Panel]:
     return [(title, unit, kept) for title, unit, series in panels if (kept := {k: v for k, v in series.items() if v})]
 
 
-def latency_panels(batches: Mapping[str, Mapping[str, Any]]) -> list[Panel]:
-    """Throughput, time per token and prefill over batch size."""
-    kinds = (
+def growth_panels(report: Mapping[str, Any]) -> list[tuple[str, list[Panel]]]:
+    """Panels over batch size and over context, each group with the name of its x; a line for each number of threads."""
+    rows = report.get("curves") or [{"batch": int(size), **one} for size, one in (report.get("batch") or {}).items()]
+    if not rows:
+        return []
+    first = {key: rows[0].get(key) for key in ("context", "batch")}
+    groups = []
+    for axis, fixed, label in (
+        ("batch", "context", "sequences in the batch"),
+        ("context", "batch", "tokens of context"),
+    ):
+        kept = [row for row in rows if row.get(fixed) == first[fixed] and row.get(axis) is not None]
+        if len({row[axis] for row in kept}) > 1 or (axis == "batch" and len(rows) == len(kept)):
+            groups.append((label, _growth(kept, axis)))
+    return groups
+
+
+def _growth(rows: Sequence[Mapping[str, Any]], axis: str) -> list[Panel]:
+    panels: list[Panel] = []
+    for key, title, unit, scale in (
         ("output_tok_per_s", "Throughput", "output tokens/s", 1.0),
-        ("tpot_ms", "Time per output token", "ms", 1.0),
+        ("decode_step_ms", "Decode step", "ms", 1.0),
         ("prefill_s", "Prefill of the batch", "ms", 1000.0),
-    )
-    return [
-        (title, unit, {"": [(float(size), one[key] * scale) for size, one in batches.items()]})
-        for key, title, unit, scale in kinds
-    ]
+    ):
+        series: dict[str, list[tuple[float, float]]] = {}
+        for row in rows:
+            if row.get(key) is not None:
+                name = f"{row['threads']} threads" if row.get("threads") else ""
+                series.setdefault(name, []).append((float(row[axis]), row[key] * scale))
+        if series:
+            panels.append((title, unit, {name: sorted(points) for name, points in series.items()}))
+    return panels
 
 
 def _progress_panels(progress: Mapping[str, Sequence[float]]) -> list[Panel]:
@@ -73,6 +107,6 @@ def _progress_panels(progress: Mapping[str, Sequence[float]]) -> list[Panel]:
 def _limits(report: dict[str, Any]) -> dict[str, float]:
     """Objectives, wherever a report has its goodput."""
     places = [report, *(report.get("points") or []), *(report.get("servers") or {}).values()]
-    goodput = next((place["goodput"] for place in places if "goodput" in place), {})
+    goodput: dict[str, Any] = next((place["goodput"] for place in places if "goodput" in place), {})
     return {name: goodput[key] for name, key in (("ttft_ms", "ttft_slo_ms"), ("tpot_ms", "tpot_slo_ms"))
             if goodput.get(key) is not None}  # fmt: skip
