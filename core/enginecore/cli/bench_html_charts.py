@@ -91,7 +91,8 @@ def _growth(rows: Sequence[Mapping[str, Any]], axis: str) -> list[Panel]:
         series: dict[str, list[tuple[float, float]]] = {}
         for row in rows:
             if row.get(key) is not None:
-                name = f"{row['threads']} threads" if row.get("threads") else ""
+                count = row.get("threads")
+                name = f"{count} thread{'s' if count > 1 else ''}" if count else ""
                 series.setdefault(name, []).append((float(row[axis]), row[key] * scale))
         if series:
             panels.append((title, unit, {name: sorted(points) for name, points in series.items()}))
