@@ -49,6 +49,7 @@ def aot_cases() -> list[AotCase]:
     return [
         case("weight only, 1 row", "bf16", 1, 2, "weight", False),
         case("weight only, blocks, 128 rows", "bf16", 128, 2, "weight", True, IN_PARTS=False, HAS_BIAS=True),
+        case("weight only, fp32", "fp32", 128, 4, "weight", False),
         case("native, 1 row", "u8", 1, 1, "fp8", False),
         case("native, 128 rows", "u8", 128, 1, "fp8", False, IN_PARTS=False),
         case("native, blocks, 4096 rows", "u8", 4096, 1, "fp8", True, IN_PARTS=False),

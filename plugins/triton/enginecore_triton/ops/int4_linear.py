@@ -25,11 +25,13 @@ from enginecore_triton.aot_case import AotCase
 from enginecore_triton.device import DeviceDescription
 from enginecore_triton.launch import cdiv, launch
 from enginecore_triton.ops import _parts
+from enginecore_triton.targets import TARGETS
 
 TILE = 256
 ROWS = 32
 #: From this many rows on the weight is unpacked first.
 MANY_ROWS = 256
+_NO_FLOAT32 = frozenset({"gfx1100"})
 
 
 @triton.jit
@@ -135,7 +137,7 @@ class Int4Linear:
         x_MI = x_MI if x_MI.stride(1) == 1 else x_MI.contiguous()
         rows, tiles = x_MI.shape[0], self._words.shape[0] // ROWS
         out_MO = x_MI.new_empty((rows, self.out_features), dtype=out_dtype or x_MI.dtype)
-        config = configs.pick("int4_linear", self._device.architecture, rows=rows)
+        config = configs.pick("int4_linear", self._device.architecture, rows=rows, itemsize=x_MI.element_size())
         grid = (cdiv(self.out_features, config.constants["BLOCK_N"]), cdiv(rows, config.constants["BLOCK_M"]))
         number = _parts.number_of_parts(grid[0] * grid[1], tiles, self._device)
         parts = out_MO
@@ -183,16 +185,19 @@ class Int4Linear:
         return self._words if tensor is None else tensor
 
 
-def reasons_against(group_size: int, in_features: int) -> list[str]:
+def reasons_against(group_size: int, in_features: int, dtype: str = "", architecture: str = "") -> list[str]:
     """Why a weight cannot be had in this layout; its groups must not end within 32 inputs."""
+    reasons = []
     if group_size % ROWS and group_size < in_features:
-        return [f"int4 groups of {group_size} inputs are not whole multiples of {ROWS}"]
-    return []
+        reasons.append(f"int4 groups of {group_size} inputs are not whole multiples of {ROWS}")
+    if dtype == "float32" and architecture in _NO_FLOAT32:
+        reasons.append(f"int4 products of float32 do not fit the registers of {architecture}")
+    return reasons
 
 
 def supports(query: OpQuery, device: DeviceDescription) -> list[str]:
     size = query.attributes.get("group_size", ROWS)
-    return reasons_against(size, query.attributes.get("in_features", size))
+    return reasons_against(size, query.attributes.get("in_features", size), query.dtype, device.architecture)
 
 
 def aot_cases() -> list[AotCase]:
@@ -203,15 +208,18 @@ def aot_cases() -> list[AotCase]:
         "parts_NMO": "*fp32:16", "stride_x": "i32:16", "rows": "i32", **sizes, "tiles": "i32", "number": "i32",
     }  # fmt: skip
 
-    def case(name: str, rows: int, **flags: bool) -> AotCase:
+    def case(name: str, rows: int, dtype: str = "bf16", **flags: bool) -> AotCase:
         constants = {"HAS_ZEROS": True, "HAS_ORDER": False, "HAS_BIAS": False, "IN_PARTS": True, **flags}
-        return AotCase(name=name, kernel=_few_rows, signature=few, constants=constants, config="int4_linear",
-                       sizes={"rows": rows})  # fmt: skip
+        signature = {key: kind.replace("bf16", dtype) for key, kind in few.items()}
+        return AotCase(name=name, kernel=_few_rows, signature=signature, constants=constants, config="int4_linear",
+                       sizes={"rows": rows, "itemsize": 2 if dtype == "bf16" else 4},
+                       only=None if dtype == "bf16" else frozenset(TARGETS) - _NO_FLOAT32)  # fmt: skip
 
     return [
         case("AWQ, 1 row", 1),
         case("GPTQ, act-order, 32 rows", 32, HAS_ZEROS=False, HAS_ORDER=True),
         case("AWQ, 64 rows", 64, HAS_BIAS=True, IN_PARTS=False),
+        case("AWQ, 64 rows, fp32", 64, "fp32"),
         AotCase(name="unpack", kernel=_unpack_all, signature={**quantised, "out_IO": "*bf16:16", **sizes},
                 constants={"HAS_ZEROS": True}, config="int4_unpack"),
         AotCase(name="sum of parts", kernel=_parts.sum_parts, constants={"HAS_BIAS": True, "BLOCK": _parts.BLOCK},

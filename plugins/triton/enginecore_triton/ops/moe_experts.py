@@ -80,10 +80,10 @@ def _combine(parts_NE, ids_N, weights_N, out_TE, size, each, BLOCK: tl.constexpr
     total = tl.zeros((BLOCK,), tl.float32)
     for place in range(0, each):
         at = token * each + place
-        part = tl.load(parts_NE + at * size + column, mask=column < size, other=0.0).to(tl.float32)
-        weight = tl.load(weights_N + at).to(tl.float32)
         # Nothing was written where there is no expert: whatever lies there must not count, not even times 0.
-        total += tl.where(tl.load(ids_N + at) >= 0, weight * part, 0.0)
+        written = (column < size) & (column * 0 + tl.load(ids_N + at) >= 0)
+        part = tl.load(parts_NE + at * size + column, mask=written, other=0.0).to(tl.float32)
+        total += tl.load(weights_N + at).to(tl.float32) * part
     tl.store(out_TE + token * size + column, total.to(out_TE.dtype.element_ty), mask=column < size)
 
 
@@ -118,7 +118,7 @@ def moe_experts(
     out_TE = torch.empty_like(x_TE, memory_format=torch.contiguous_format)
     if not number:
         return out_TE.zero_()
-    config = configs.pick("moe_experts", device.architecture, rows=cdiv(number, experts))
+    config = configs.pick("moe_experts", device.architecture, rows=cdiv(number, experts), itemsize=x_TE.element_size())
     groups = _grouping.grouped(ids_TK, experts, config.constants["BLOCK_M"])
     inner_NF, parts_NE = x_TE.new_empty((number, inner)), x_TE.new_empty((number, size))
     _launch(x_TE, gate_up_X2FE.contiguous(), inner_NF, groups, each, config, activation)
@@ -138,15 +138,17 @@ def aot_cases() -> list[AotCase]:
     sizes = dict.fromkeys(("inputs", "outputs", "stride_x"), "i32:16")
     signature = {"x": "*bf16:16", "weight_XOI": "*bf16:16", "out_NO": "*bf16:16", **ids, **sizes, "divisor": "i32"}
 
-    def case(rows: int, gated: bool) -> AotCase:
+    def case(rows: int, gated: bool, dtype: str = "bf16") -> AotCase:
         constants = {"GATED": gated, "ACTIVATION": "silu" if gated else "", "EVEN": True}
-        name = f"{'gate and up' if gated else 'down'}, {rows} rows an expert"
-        return AotCase(name=name, kernel=_product, signature=signature, constants=constants, config="moe_experts",
-                       sizes={"rows": rows})  # fmt: skip
+        name = f"{'gate and up' if gated else 'down'}, {rows} rows an expert, {dtype}"
+        kinds = {key: kind.replace("bf16", dtype) for key, kind in signature.items()}
+        return AotCase(name=name, kernel=_product, signature=kinds, constants=constants, config="moe_experts",
+                       sizes={"rows": rows, "itemsize": 2 if dtype == "bf16" else 4})  # fmt: skip
 
     counted = {"ids": "*i64:16", "counts": "*i32:16", "number": "i32"}
     return [
         *(case(rows, gated) for rows in (4, 64, 512) for gated in (True, False)),
+        case(64, True, "fp32"),
         AotCase(name="count", kernel=_grouping.count, signature=counted, constants={"CHUNK": _grouping.CHUNK},
                 options={"num_warps": 4}),
         AotCase(name="place", kernel=_grouping.place, signature={**counted, **ids, "experts": "i32"},

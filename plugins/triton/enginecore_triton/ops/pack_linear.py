@@ -33,7 +33,8 @@ def pack_linear(weight_OI: Any, bias_O: torch.Tensor | None, *, device: DeviceDe
         weight_OI = scaled(INT8, *weight_OI.parts(), weight_OI.dtype)
     reasons: list[str] = []
     if isinstance(weight_OI, Int4Weight):
-        reasons = int4_linear.reasons_against(weight_OI.group_size, weight_OI.in_features)
+        size, dtype = weight_OI.group_size, str(weight_OI.dtype).removeprefix("torch.")
+        reasons = int4_linear.reasons_against(size, weight_OI.in_features, dtype, device.architecture)
         if not reasons:
             return int4_linear.Int4Linear(weight_OI, bias_O, device)
     elif isinstance(weight_OI, ScaledWeight):
