@@ -1,4 +1,4 @@
-"""`LLM.beam_search` against transformers' `generate(num_beams=k)`; tools/write_beam_reference.py recorded its answers."""
+"""`LLM.beam_search` against transformers' `generate(num_beams=k)`, as tools/write_beam_reference.py recorded it."""
 
 from __future__ import annotations
 

@@ -182,7 +182,7 @@ class ProcessClient:
             self._send(channel.ABORT, (reason, list(request_ids)))
 
     def tell(self, method: str, *arguments: Any) -> None:
-        """Call a method of the engine between two steps, before what is sent after this. Nobody hears what comes of it."""
+        """Call a method of the engine between two steps, before what is sent after this; nobody hears the outcome."""
         self._send(channel.CALL, (-1, method, list(arguments)))
 
     async def call(self, method: str, *arguments: Any) -> Any:
