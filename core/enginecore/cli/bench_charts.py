@@ -53,7 +53,7 @@ def style() -> AbstractContextManager[Any]:
     """The look of all pictures, for as long as the block lasts."""
     from matplotlib import rc_context
 
-    return rc_context(_STYLE)
+    return rc_context(_STYLE)  # type: ignore[arg-type]
 
 
 def distributions(samples: Mapping[str, Mapping[str, Sequence[float]]], limits: Mapping[str, float]) -> str:

@@ -165,7 +165,7 @@ async def _open_loop(ask: Callable[[WorkItem], Any], items: Sequence[WorkItem], 
         await asyncio.sleep(max(0.0, begun + at - time.perf_counter()))
         jobs.append(asyncio.create_task(ask(item)))
         at += times.expovariate(rate)
-    return await asyncio.gather(*jobs)
+    return list(await asyncio.gather(*jobs))
 
 
 async def one(client: httpx.AsyncClient, target: Target, item: WorkItem, *, cache_salt: str | None) -> Record:

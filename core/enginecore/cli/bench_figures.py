@@ -55,7 +55,7 @@ def figures(records: Sequence[Record], wall_s: float, objectives: Objectives = O
     output_tokens = sum(record.output_tokens for record in good)
     input_tokens = sum(int(record.usage.get("prompt_tokens") or 0) for record in good)
     chunks = sum(len(record.stamps) for record in good)
-    result = {
+    result: dict[str, Any] = {
         "num_requests": len(records),
         "num_failed": len(records) - len(good),
         "num_short": sum(record.output_tokens < record.asked_tokens for record in good),
@@ -71,10 +71,11 @@ def figures(records: Sequence[Record], wall_s: float, objectives: Objectives = O
     }
     if objectives:
         met = sum(objectives.met_by(record) for record in records)
-        result["goodput"] = {
+        goodput: dict[str, float | None] = {
             "ttft_slo_ms": objectives.ttft_ms,
             "tpot_slo_ms": objectives.tpot_ms,
             "share": met / len(records),
             "requests_per_s": met / wall_s,
         }
+        result["goodput"] = goodput
     return result

@@ -59,7 +59,7 @@ def _heads(blocks_SB: np.ndarray) -> np.ndarray:
     """The first four bytes of each part in the simple formats: scale and (added) minimum in half precision."""
     scales_SP, minima_SP = _scales_and_minima(blocks_SB)
     pair: np.ndarray = np.stack([scales_SP, -minima_SP], axis=-1).astype(np.float16)
-    return pair.view(np.uint8)
+    return pair.view(np.uint8)  # type: ignore[no-any-return]
 
 
 def _nibbles(codes_SPI: np.ndarray) -> np.ndarray:

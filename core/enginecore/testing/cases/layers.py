@@ -122,7 +122,7 @@ def scan(everything: bool, dtype: str) -> Case:
         else:
             dt = dt.abs() * 0.1
         before = states.clone()
-        expected = right.selective_scan(x, dt, a, b, c, *more, states, starts, slots, known)
+        expected = right.selective_scan(x, dt, a, b, c, *more, states, starts, slots, known)  # type: ignore[call-arg]
         out = op(x, dt, a, b, c, *more, states, starts, slots, known, max(LENGTHS))
         _judge(ctx, out, states, before, expected, dtype)
 
@@ -143,7 +143,7 @@ def ssd(everything: bool, dtype: str) -> Case:
         else:
             dt = dt.abs() * 0.1
         before = states.clone()
-        expected = right.ssd_scan(x, dt, a, b, c, *more, states, starts, slots, known)
+        expected = right.ssd_scan(x, dt, a, b, c, *more, states, starts, slots, known)  # type: ignore[call-arg]
         out = op(x, dt, a, b, c, *more, states, starts, slots, known, max(LENGTHS))
         _judge(ctx, out, states, before, expected, dtype)
 
