@@ -59,12 +59,13 @@ def _heads(blocks_SB: np.ndarray) -> np.ndarray:
     """The first four bytes of each part in the simple formats: scale and (added) minimum in half precision."""
     scales_SP, minima_SP = _scales_and_minima(blocks_SB)
     pair: np.ndarray = np.stack([scales_SP, -minima_SP], axis=-1).astype(np.float16)
-    return pair.view(np.uint8)  # type: ignore[no-any-return]
+    return pair.view(np.uint8)
 
 
 def _nibbles(codes_SPI: np.ndarray) -> np.ndarray:
     """Inputs 0 to 15 in the low halves, 16 to 31 in the high ones."""
-    return codes_SPI[..., :16] | codes_SPI[..., 16:] << 4
+    packed: np.ndarray = codes_SPI[..., :16] | codes_SPI[..., 16:] << 4
+    return packed
 
 
 def _from_q4_k(rows_OB: np.ndarray, scheme: str) -> np.ndarray:
