@@ -62,15 +62,15 @@ def test_the_last_result_of_an_installed_device_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("ENGINECORE_CACHE", str(tmp_path / "cache"))
-    assert main(["conformance", "--device", "cpu", "--only", "op_table"]) == 0
-    assert last_result("enginecore-cpu:cpu") is None, "a part of a level is no result"
-    assert main(["conformance", "--device", "cpu", "--level", "3"]) == 1, "nothing of level 3 can pass there"
-    kept = last_result("enginecore-cpu:cpu:0")
+    assert main(["conformance", "--device", "sim", "--only", "shutdown"]) == 0
+    assert last_result("enginecore-sim:sim") is None, "a part of a level is no result"
+    assert main(["conformance", "--device", "sim", "--level", "3"]) == 1, "nothing of level 3 can pass there"
+    kept = last_result("enginecore-sim:sim:0")
     assert kept is not None and kept["levels"] == "3" and kept["summary"]["pass"] == 0
     assert kept["summary"]["declared-unsupported"] > 2
     assert "levels 3" in told(kept, kept["version"]) and "9 is installed" in told(kept, "9")
-    result_path("enginecore-cpu:cpu").write_text("{")
-    assert last_result("enginecore-cpu:cpu") is None
+    result_path("enginecore-sim:sim").write_text("{")
+    assert last_result("enginecore-sim:sim") is None
     assert "never run" in told(None, "1")
     capsys.readouterr()
 
