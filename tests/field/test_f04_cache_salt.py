@@ -27,7 +27,7 @@ def test_hits_only_under_the_same_salt(sim_server: ServerProcess, path: str, pro
     assert _cached(sim_server, path, **prompt, **a) == 0
     assert _cached(sim_server, path, **prompt, **a) > 100
     assert _cached(sim_server, path, **prompt, **b) == 0
-    assert _cached(sim_server, path, **prompt) == 0
+    assert _cached(sim_server, path, **prompt) < 32  # what all chats begin with may be there from another test
     assert _cached(sim_server, path, **prompt) > 100
     assert _cached(sim_server, path, **prompt, cache_salt=uuid.uuid4().hex) == 0
     baseline(sim_server)
