@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -34,8 +35,7 @@ SIZES = ("--max-model-len", "64", "--num-blocks", "8")
 
 def test_the_engine_is_killed_while_two_streams_run(tmp_path: Path) -> None:
     body = {"prompt": [5, 6, 7], "max_tokens": 1000, "ignore_eos": True, "stream": True}
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    scratch = Path(tempfile.mkdtemp(prefix="scratch-"))  # short: sockets would go elsewhere from under a long path
     env = {"TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
     options = (*SMALL, "--device-option", "step_time_s=0.02")
     with (
@@ -212,8 +212,7 @@ def test_an_address_that_is_not_ours(capfd: pytest.CaptureFixture[str]) -> None:
 
 
 def test_an_interrupt_while_the_model_loads(tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
+    scratch = Path(tempfile.mkdtemp(prefix="scratch-"))  # short: sockets would go elsewhere from under a long path
     env = {"TMPDIR": str(scratch), "OMP_NUM_THREADS": "1"}
     server = ServerProcess(*SMALL, device="sim", log=tmp_path / "log", env=env)
     try:
@@ -227,3 +226,4 @@ def test_an_interrupt_while_the_model_loads(tmp_path: Path) -> None:
         assert not psutil.wait_procs(children, timeout=10)[1] and list(scratch.iterdir()) == []
     finally:
         server.kill()
+        shutil.rmtree(scratch)
