@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 ROOT = Path(__file__).resolve().parents[1]
 # Before torch is loaded, and inherited by servers: threads that wait must not spin where engines share few cores.
@@ -16,6 +17,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 sys.path.insert(0, str(ROOT))  # so that tests can share helpers: `from tests.models.tiny import ...`
 
 DATA = Path(__file__).parent / "data"
+
+# How long an example takes says more about the machine's other work than about the code.
+settings.register_profile("suite", deadline=None)
+settings.load_profile("suite")
 
 
 @pytest.fixture(scope="session")

@@ -19,47 +19,47 @@ MESSAGE: dict[str, Any] = {"model": MODEL_NAME, "max_tokens": 16, "messages": HE
 
 
 @pytest.fixture(scope="module")
-def claude(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
+def messenger(server: ServerProcess) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=60) as client:
         yield client
 
 
-def test_messages(claude: anthropic.Anthropic, server: ServerProcess) -> None:
+def test_messages(messenger: anthropic.Anthropic, server: ServerProcess) -> None:
     """Plainly, as a stream and through OpenAI's route, the model says the same."""
-    plain = claude.messages.create(**MESSAGE)
-    with claude.messages.stream(**MESSAGE) as stream:
+    plain = messenger.messages.create(**MESSAGE)
+    with messenger.messages.stream(**MESSAGE) as stream:
         texts = list(stream.text_stream)
         whole = stream.get_final_message()
     assert plain.content[0].type == "text" and len(texts) > 5
     assert "".join(texts) == plain.content[0].text == whole.content[0].text  # type: ignore[union-attr]
     assert plain.stop_reason == whole.stop_reason == "max_tokens" and plain.usage == whole.usage
-    assert claude.messages.count_tokens(model=MODEL_NAME, messages=HELLO).input_tokens == plain.usage.input_tokens
+    assert messenger.messages.count_tokens(model=MODEL_NAME, messages=HELLO).input_tokens == plain.usage.input_tokens
     chat = {"model": MODEL_NAME, "messages": HELLO, "max_tokens": 16, "temperature": 0}
     answer = server.post("/v1/chat/completions", chat, headers={"x-api-key": KEY}).json()
     assert answer["choices"][0]["message"]["content"] == plain.content[0].text
     assert answer["usage"]["prompt_tokens"] == plain.usage.input_tokens
 
 
-def test_messages_with_a_stop_sequence_and_a_prefill(claude: anthropic.Anthropic) -> None:
-    text: str = claude.messages.create(**MESSAGE).content[0].text
+def test_messages_with_a_stop_sequence_and_a_prefill(messenger: anthropic.Anthropic) -> None:
+    text: str = messenger.messages.create(**MESSAGE).content[0].text
     stop = text[8:12]
-    cut = claude.messages.create(**MESSAGE, stop_sequences=[stop, "never"])
+    cut = messenger.messages.create(**MESSAGE, stop_sequences=[stop, "never"])
     assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
     assert cut.content[0].text == text.split(stop)[0]
     prefill = {**MESSAGE, "messages": [*HELLO, {"role": "assistant", "content": text[:20]}], "max_tokens": 5}
-    more: str = claude.messages.create(**prefill).content[0].text
+    more: str = messenger.messages.create(**prefill).content[0].text
     assert more and not text.startswith(more), "it goes on from the prefill, and does not repeat it"
 
 
-def test_messages_tell_what_the_cache_held(claude: anthropic.Anthropic) -> None:
+def test_messages_tell_what_the_cache_held(messenger: anthropic.Anthropic) -> None:
     system: list[Any] = [{"type": "text", "text": "Be brief. " * 30, "cache_control": {"type": "ephemeral"}}]
-    first = claude.messages.create(**MESSAGE, system=system).usage
-    again = claude.messages.create(**MESSAGE, system=system).usage
+    first = messenger.messages.create(**MESSAGE, system=system).usage
+    again = messenger.messages.create(**MESSAGE, system=system).usage
     assert (first.cache_read_input_tokens or 0) < 32 and (first.cache_creation_input_tokens or 0) > 60
     assert (again.cache_read_input_tokens or 0) > 60 and again.cache_creation_input_tokens == 0
 
 
-def test_messages_errors_are_typed(claude: anthropic.Anthropic) -> None:
+def test_messages_errors_are_typed(messenger: anthropic.Anthropic) -> None:
     cases: tuple[tuple[dict[str, Any], type[anthropic.APIStatusError]], ...] = (
         ({"max_tokens": 0}, anthropic.BadRequestError),
         ({"messages": [{"role": "user", "content": "x " * 5000}]}, anthropic.BadRequestError),
@@ -67,7 +67,7 @@ def test_messages_errors_are_typed(claude: anthropic.Anthropic) -> None:
     )
     for change, kind in cases:
         with pytest.raises(kind) as caught:
-            claude.messages.create(**{**MESSAGE, **change})
+            messenger.messages.create(**{**MESSAGE, **change})
         assert caught.value.request_id and caught.value.type in ("invalid_request_error", "not_found_error")
 
 
@@ -139,7 +139,7 @@ def check_weather(given: Any) -> None:
     assert set(given) == {"city", "days"} and isinstance(given["city"], str) and 1 <= given["days"] <= 9
 
 
-def test_a_call_through_each_client(claude: anthropic.Anthropic, gpt: openai.OpenAI) -> None:
+def test_a_call_through_each_client(messenger: anthropic.Anthropic, gpt: openai.OpenAI) -> None:
     """The call is forced, so that it is valid whatever the model thinks, plainly and as a stream."""
     message: dict[str, Any] = {
         "model": MODEL_NAME, "max_tokens": 200, "messages": [{"role": "user", "content": ASK}],
@@ -147,8 +147,8 @@ def test_a_call_through_each_client(claude: anthropic.Anthropic, gpt: openai.Ope
         "tool_choice": {"type": "any", "disable_parallel_tool_use": True},
         "extra_body": {"temperature": 1, "seed": 7},
     }  # fmt: skip
-    plain = claude.messages.create(**message)
-    with claude.messages.stream(**message) as stream:
+    plain = messenger.messages.create(**message)
+    with messenger.messages.stream(**message) as stream:
         fragments = [event.partial_json for event in stream if event.type == "input_json"]
         whole = stream.get_final_message()
     block = plain.content[-1]
@@ -156,7 +156,7 @@ def test_a_call_through_each_client(claude: anthropic.Anthropic, gpt: openai.Ope
     check_weather(block.input)
     assert len(fragments) > 2 and json.loads("".join(fragments)) == block.input == whole.content[-1].input  # type: ignore[union-attr]
     result = {"type": "tool_result", "tool_use_id": block.id, "content": "sunny"}
-    told = claude.messages.create(**{
+    told = messenger.messages.create(**{
         **message, "messages": [*message["messages"], {"role": "assistant", "content": plain.content},
                                 {"role": "user", "content": [result]}], "tool_choice": {"type": "none"},
     })  # fmt: skip
