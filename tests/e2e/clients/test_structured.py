@@ -104,9 +104,9 @@ def test_tool_use_of_messages(server: ServerProcess) -> None:
     options: dict[str, Any] = {"model": MODEL_NAME, "max_tokens": 120, "messages": HELLO, "tools": [tool],
                                "extra_body": {"temperature": 0},
                                "tool_choice": {"type": "tool", "name": "weather"}}  # fmt: skip
-    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=60) as claude:
-        plain = claude.messages.create(**options)
-        with claude.messages.stream(**options) as stream:
+    with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=60) as messenger:
+        plain = messenger.messages.create(**options)
+        with messenger.messages.stream(**options) as stream:
             parts = [event.partial_json for event in stream if event.type == "input_json"]
             final = stream.get_final_message()
     (block,) = plain.content
