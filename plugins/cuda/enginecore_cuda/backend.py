@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from enginecore.device import AttentionBackend, BackendContext, Capabilities
-from enginecore.device.accelerator import AcceleratorBackend, PooledMemory, Runtime, collectives_of
-from enginecore.device.limits import memory_limit
+from enginecore.device.accelerator import AcceleratorBackend, PooledMemory, Runtime, collectives_of, gpu_memory
 from enginecore_triton import DeviceDescription
 from enginecore_triton.parts import equip
 
@@ -52,20 +51,14 @@ def make_memory(gpu: Gpu, runtime: Runtime) -> PooledMemory:
     """A partition's own memory where it is one; the container's limit where the GPU shares the host's memory."""
     profile, books = slice_of(gpu.name), ProcessBooks(gpu.uuid)
     source = f"MIG slice {profile}" if profile else f"memory of {gpu.name}"
-
-    def outside() -> int:
-        held = books.bytes_of()
-        return CONTEXT_BYTES if held is None else max(0, held - runtime.reserved_bytes())
-
-    if not gpu.integrated:
-        return PooledMemory(runtime, source=source, outside=outside, signs=SIGNS)
-    source = "memory shared with the host"
-    return PooledMemory(runtime, source=source, outside=outside, limit=_container_limit, signs=SIGNS)
-
-
-def _container_limit() -> int | None:
-    limit = memory_limit()
-    return None if limit is None else int(limit.value)
+    return gpu_memory(
+        runtime,
+        source=source,
+        integrated=gpu.integrated,
+        driver_bytes=books.bytes_of,
+        context_bytes=CONTEXT_BYTES,
+        signs=SIGNS,
+    )
 
 
 def create(ctx: BackendContext) -> CudaBackend:

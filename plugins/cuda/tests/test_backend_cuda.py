@@ -62,7 +62,7 @@ def test_a_slice_is_a_device_of_its_own() -> None:
 def test_memory_that_the_host_shares_has_the_containers_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     from enginecore.device.limits import Limit
 
-    monkeypatch.setattr("enginecore_cuda.backend.memory_limit", lambda: Limit(3.0 * GIB, "memory.max"))
+    monkeypatch.setattr("enginecore.device.accelerator.memory.memory_limit", lambda: Limit(3.0 * GIB, "memory.max"))
     gpu = Gpu(name="Orin", capability=(8, 7), multiprocessors=16, integrated=True)
     found = backend(FakeRuntime(8 * GIB), gpu)
     assert found.memory.memory_info().usable_bytes == 3 * GIB and found.capabilities.unified_memory

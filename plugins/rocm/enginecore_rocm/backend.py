@@ -10,8 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from enginecore.device import BackendContext, Capabilities
-from enginecore.device.accelerator import AcceleratorBackend, PooledMemory, Runtime, collectives_of
-from enginecore.device.limits import memory_limit
+from enginecore.device.accelerator import AcceleratorBackend, PooledMemory, Runtime, collectives_of, gpu_memory
 from enginecore_triton import DeviceDescription
 from enginecore_triton.parts import equip
 
@@ -49,19 +48,15 @@ class RocmBackend(AcceleratorBackend):
 
 
 def make_memory(gpu: Gpu, runtime: Runtime) -> PooledMemory:
-    def outside() -> int:
-        held = driver_bytes()
-        return CONTEXT_BYTES if held is None else max(0, held - runtime.reserved_bytes())
-
-    if not gpu.integrated:
-        return PooledMemory(runtime, source=f"memory of {gpu.name}", outside=outside, signs=SIGNS)
-    source = "memory shared with the host"
-    return PooledMemory(runtime, source=source, outside=outside, limit=_container_limit, signs=SIGNS)
-
-
-def _container_limit() -> int | None:
-    limit = memory_limit()
-    return None if limit is None else int(limit.value)
+    source = f"memory of {gpu.name}"
+    return gpu_memory(
+        runtime,
+        source=source,
+        integrated=gpu.integrated,
+        driver_bytes=driver_bytes,
+        context_bytes=CONTEXT_BYTES,
+        signs=SIGNS,
+    )
 
 
 def driver_bytes(root: Path = Path("/"), pid: int | None = None) -> int | None:

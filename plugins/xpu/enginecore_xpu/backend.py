@@ -4,9 +4,15 @@ Intel's build of Triton is installed, torch's references otherwise."""
 from __future__ import annotations
 
 from enginecore.device import BackendContext, Capabilities
-from enginecore.device.accelerator import AcceleratorBackend, PooledMemory, Runtime, TorchRuntime, collectives_of
+from enginecore.device.accelerator import (
+    AcceleratorBackend,
+    PooledMemory,
+    Runtime,
+    TorchRuntime,
+    collectives_of,
+    gpu_memory,
+)
 from enginecore.device.hardware import drm_process_bytes
-from enginecore.device.limits import memory_limit
 from enginecore.errors import UnsupportedError
 from enginecore_triton import DeviceDescription
 from enginecore_triton.parts import equip
@@ -60,19 +66,15 @@ class XpuBackend(AcceleratorBackend):
 
 
 def make_memory(gpu: Gpu, runtime: Runtime) -> PooledMemory:
-    def outside() -> int:
-        held = drm_process_bytes()
-        return CONTEXT_BYTES if held is None else max(0, held - runtime.reserved_bytes())
-
-    if not gpu.integrated:
-        return PooledMemory(runtime, source=f"memory of {gpu.name}", outside=outside, signs=SIGNS)
-    source = "memory shared with the host"
-    return PooledMemory(runtime, source=source, outside=outside, limit=_container_limit, signs=SIGNS)
-
-
-def _container_limit() -> int | None:
-    limit = memory_limit()
-    return None if limit is None else int(limit.value)
+    source = f"memory of {gpu.name}"
+    return gpu_memory(
+        runtime,
+        source=source,
+        integrated=gpu.integrated,
+        driver_bytes=drm_process_bytes,
+        context_bytes=CONTEXT_BYTES,
+        signs=SIGNS,
+    )
 
 
 def create(ctx: BackendContext) -> XpuBackend:

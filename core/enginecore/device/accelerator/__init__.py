@@ -8,7 +8,7 @@ before a part is used, so that all of it can be tried on a machine without one (
 from enginecore.device.accelerator.backend import AcceleratorBackend, collectives_of
 from enginecore.device.accelerator.graphs import GraphCaptureError, PooledGraphs
 from enginecore.device.accelerator.guards import GuardedAttention, GuardedOps, KernelBuildError, guarded_attention
-from enginecore.device.accelerator.memory import PooledMemory
+from enginecore.device.accelerator.memory import PooledMemory, gpu_memory
 from enginecore.device.accelerator.runtime import Runtime, TorchRuntime
 from enginecore.device.accelerator.transfer import BlockMover, Transfer
 
@@ -25,5 +25,6 @@ __all__ = [
     "TorchRuntime",
     "Transfer",
     "collectives_of",
+    "gpu_memory",
     "guarded_attention",
 ]

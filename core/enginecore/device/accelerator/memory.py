@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from enginecore.device.accelerator.runtime import Runtime
+from enginecore.device.limits import memory_limit
 from enginecore.device.memory import KVCacheLayout, MemoryInfo, MemoryManager
 from enginecore.errors import OutOfDeviceMemory
 
@@ -202,3 +203,33 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
     flat: torch.Tensor = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
     return flat
+
+
+def gpu_memory(
+    runtime: Runtime,
+    *,
+    source: str,
+    integrated: bool,
+    driver_bytes: Callable[[], int | None],
+    context_bytes: int,
+    signs: tuple[str, ...],
+) -> PooledMemory:
+    """The memory of a GPU: its own, or the host's within the container's limit where it is `integrated`.
+
+    `driver_bytes` is what the driver counts for this process; where it does not know (None), what lies beside torch's
+    allocator is taken to be `context_bytes`.
+    """
+
+    def outside() -> int:
+        held = driver_bytes()
+        return context_bytes if held is None else max(0, held - runtime.reserved_bytes())
+
+    if not integrated:
+        return PooledMemory(runtime, source=source, outside=outside, signs=signs)
+    shared = "memory shared with the host"
+    return PooledMemory(runtime, source=shared, outside=outside, limit=_container_limit, signs=signs)
+
+
+def _container_limit() -> int | None:
+    limit = memory_limit()
+    return None if limit is None else int(limit.value)
