@@ -1,11 +1,13 @@
 """Paged attention through the native kernels. The layout of the cache is drawn in `src/kernels.hpp`.
 
 Shapes: T tokens, H query heads, K key-value heads, D head size. A cache is [blocks, 2, K, block_size, D rounded up to
-16]; the last two dimensions are stored as panels, so only the kernels read it.
+16]; the last two dimensions are stored as panels, so only the kernels read it. An int8 cache has its scales, one float32
+a token, behind each head's codes: [blocks, 2, K, block_size * (D rounded up to 16 + 4)].
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -13,16 +15,17 @@ from enginecore.device.attention import AttentionBackend, AttentionMetadata, Att
 from enginecore.device.capabilities import AttentionQuery, Capabilities, GraphSupport, Verdict, check_attention
 from enginecore.device.memory import KVCacheLayout, KVCacheSpec
 
-from enginecore_cpu.torch_path import MAX_WORLD_SIZE
+from enginecore_cpu.torch_path import BYTE_DTYPES, MAX_WORLD_SIZE
 
 _ITEM_SIZE = {"float32": 4, "bfloat16": 2}
+_SCALE_BYTES = 4
 
 
 def native_capabilities(isa: str) -> Capabilities:
     dtypes = frozenset(_ITEM_SIZE)
     return Capabilities(
         dtypes=dtypes,
-        kv_dtypes=dtypes,
+        kv_dtypes=dtypes | BYTE_DTYPES,
         quantizations=frozenset({"q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "int8"}),
         block_sizes=frozenset({8, 16, 32, 64, 128}),
         head_size_range=(1, 1024, 1),
@@ -47,19 +50,19 @@ class NativeAttention(AttentionBackend):
 
     def supports(self, query: AttentionQuery) -> Verdict:
         reasons = check_attention(self._capabilities, query)
-        if query.dtype != query.kv_dtype:
+        if query.kv_dtype not in (query.dtype, *BYTE_DTYPES):
             reasons.append(f"a {query.kv_dtype} cache under {query.dtype} activations is not supported")
         return Verdict.of(reasons)
 
     def kv_cache_layout(self, spec: KVCacheSpec) -> KVCacheLayout:
-        if spec.dtype not in _ITEM_SIZE:
-            raise ValueError(f"KV cache dtype {spec.dtype} is not one of {sorted(_ITEM_SIZE)}")
+        if spec.dtype not in (*_ITEM_SIZE, *BYTE_DTYPES):
+            raise ValueError(f"KV cache dtype {spec.dtype} is not one of {sorted((*_ITEM_SIZE, *BYTE_DTYPES))}")
         padded = -(-spec.head_size // 16) * 16
-        return KVCacheLayout(
-            shape=(-1, 2, spec.num_kv_heads, spec.block_size, padded),
-            dtype=spec.dtype,
-            page_bytes=2 * spec.num_kv_heads * spec.block_size * padded * _ITEM_SIZE[spec.dtype],
-        )
+        shape: tuple[int, ...] = (-1, 2, spec.num_kv_heads, spec.block_size, padded)
+        if spec.dtype == "int8":
+            shape = (-1, 2, spec.num_kv_heads, spec.block_size * (padded + _SCALE_BYTES))
+        page = _ITEM_SIZE.get(spec.dtype, 1) * math.prod(shape[1:])
+        return KVCacheLayout(shape=shape, dtype=spec.dtype, page_bytes=page)
 
     def build_metadata(self, common: AttentionMetadata) -> AttentionMetadata:
         return common

@@ -52,7 +52,7 @@ void cut(const AttentionArgs& a, const AttentionBatch& b, std::vector<AttentionI
       const int64_t first = a.window > 0 ? std::max<int64_t>(0, context + r0 / a.group + 1 - a.window) : 0;
       for (int h = 0; h < a.cache.kv_heads; ++h)
         items->push_back(AttentionItem{int32_t(i), h, int32_t(r0), int32_t(r1 - r0), int32_t(first / kChunk),
-                                       int32_t((last + kChunk - 1) / kChunk), -1});
+                                       int32_t((last + kChunk - 1) / kChunk)});
     }
   }
 }
@@ -61,89 +61,194 @@ void cut(const AttentionArgs& a, const AttentionBatch& b, std::vector<AttentionI
 AttentionScratch scratch_for(int64_t padded) {
   thread_local std::vector<char> memory;
   const int64_t sizes[] = {kTileRows * padded * 4, kTileRows * kChunk * 4, kChunk * padded * 4,
-                           kChunk * padded * 4,    kTileRows * padded * 4, kTileRows * padded * 4};
+                           kChunk * padded * 4,    kTileRows * padded * 4, kTileRows * padded * 4,
+                           2 * kPanel * padded,    2 * kChunk * 4,         2 * kTileRows * int64_t(sizeof(ByteRow))};
   int64_t total = 64;
-  for (int64_t size : sizes) total += size;
+  for (int64_t size : sizes) total += (size + 63) / 64 * 64;
   if (int64_t(memory.size()) < total) memory.resize(size_t(total));
   char* at = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(memory.data()) + 63) & ~uintptr_t(63));
-  char* part[6];
-  for (int i = 0; i < 6; ++i) {
+  char* part[9];
+  for (int i = 0; i < 9; ++i) {
     part[i] = at;
-    at += sizes[i];
+    at += (sizes[i] + 63) / 64 * 64;
   }
-  return AttentionScratch{part[0], reinterpret_cast<float*>(part[1]), part[2], part[3],
-                          reinterpret_cast<float*>(part[4]), reinterpret_cast<float*>(part[5])};
+  const auto floats = [&](int i) { return reinterpret_cast<float*>(part[i]); };
+  return AttentionScratch{part[0], floats(1), part[2], part[3], floats(4), floats(5), part[6], floats(7), reinterpret_cast<ByteRow*>(part[8])};
 }
 
 void clear_padding(const AttentionArgs& a, const AttentionBatch& b) {
-  const int64_t item = a.cache.item();
+  const int64_t item = a.cache.wide();
   for (int64_t t = a.query_start[b.sequences]; t < b.tokens; ++t)
     for (int64_t h = 0; h < b.query_heads; ++h) std::memset(a.out + t * a.out_token + h * a.out_head, 0, size_t(a.cache.head_size * item));
 }
+
+// What one thread takes at a time: tiles first .. first + count - 1, which are the heads of one sequence or one tile
+// alone, over chunks [chunk, chunk_end). `shared`: other threads have the tiles' other chunks.
+struct Work {
+  int32_t first, count;
+  int32_t chunk, chunk_end;
+  bool shared;
+};
+
+// Heads whose keys and values of one chunk stay in the second-level cache beside those of the next.
+constexpr int64_t kUnitBytes = 320 << 10;
+
+struct Plan {
+  std::vector<AttentionItem> tiles;
+  std::vector<Work> works;
+  std::vector<int64_t> partial;  // by tile: where its chunks' partial results begin, in floats
+  int64_t floats = 0, stride = 0;
+};
+
+bool streams(const AttentionItem& tile) { return tile.rows <= kStreamRows; }
+
+// Tiles that wait for memory are taken with the other heads of their sequence, whose keys lie beside theirs. Where tiles
+// are few and contexts long, every chunk is a piece of work of its own.
+void plan_work(const AttentionArgs& a, int threads, Plan* plan) {
+  const CacheView& c = a.cache;
+  const int heads = int(std::max<int64_t>(1, std::min<int64_t>(c.kv_heads, kUnitBytes / (2 * kChunk * c.padded * c.item()))));
+  const int64_t count = int64_t(plan->tiles.size());
+  std::vector<Work> groups;
+  for (int64_t i = 0, next; i < count; i = next) {
+    const AttentionItem& tile = plan->tiles[size_t(i)];
+    next = i + (streams(tile) ? std::min(heads, c.kv_heads - tile.kv_head) : 1);
+    groups.push_back(Work{int32_t(i), int32_t(next - i), tile.chunk, tile.chunk_end, false});
+  }
+  const bool scarce = threads > 1 && int64_t(groups.size()) < 4 * threads;
+  int most_rows = 0;
+  for (const AttentionItem& tile : plan->tiles) most_rows = std::max(most_rows, int(tile.rows));
+  plan->stride = 2 * kTileRows + int64_t(most_rows) * c.padded;
+  plan->partial.assign(size_t(count), -1);
+  for (Work work : groups) {
+    const int chunks = work.chunk_end - work.chunk;
+    if (!scarce || chunks < 2) {
+      plan->works.push_back(work);
+      continue;
+    }
+    for (int i = 0; i < work.count; ++i) {
+      plan->partial[size_t(work.first + i)] = plan->floats;
+      plan->floats += chunks * plan->stride;
+    }
+    work.shared = true;
+    for (int chunk = work.chunk, end = work.chunk_end; chunk < end; ++chunk) {
+      work.chunk = chunk;
+      work.chunk_end = chunk + 1;
+      plan->works.push_back(work);
+    }
+  }
+}
+
+// The keys and values of a chunk of a piece of work, in the order of their addresses.
+void find_ahead(const AttentionArgs& a, const Plan& plan, const Work& work, int chunk, Ahead* out) {
+  const CacheView& c = a.cache;
+  out->count = out->at = 0;
+  const AttentionItem& tile = plan.tiles[size_t(work.first)];
+  if (!streams(tile)) return;  // read so often that it does not matter
+  const int32_t* table = a.table + tile.seq * a.table_stride;
+  const int64_t length = a.seq_lens[tile.seq], queries = a.query_start[tile.seq + 1] - a.query_start[tile.seq];
+  const int64_t seen = length - queries + tile.row / a.group + 1;
+  const int64_t first = a.window > 0 ? std::max<int64_t>(0, seen - a.window) : 0;
+  const int64_t begin = std::max<int64_t>(int64_t(chunk) * kChunk, first) / c.block_size;
+  const int64_t end = (std::min<int64_t>((int64_t(chunk) + 1) * kChunk, length) + c.block_size - 1) / c.block_size;
+  for (int64_t i = begin; i < end; ++i) {
+    const char* block = c.data + table[i] * c.block_bytes() + tile.kv_head * c.head_bytes();
+    out->add(block, work.count * c.head_bytes());
+    out->add(block + c.side_bytes(), work.count * c.head_bytes());
+  }
+}
+
+class Worker {
+ public:
+  Worker(const Isa& isa, const AttentionArgs& a, const Plan& plan, float* partials, std::atomic<int>* left)
+      : isa_(isa), a_(a), plan_(plan), partials_(partials), left_(left), scratch_(scratch_for(a.cache.padded)) {}
+
+  // `next`: what this thread does afterwards, where that is known.
+  void run(const Work& work, const Work* next) {
+    const AttentionItem& tile = plan_.tiles[size_t(work.first)];
+    if (!streams(tile)) {
+      near_ = false;
+      return run_tile(work);
+    }
+    const int chunks = work.chunk_end - work.chunk;
+    thread_local std::vector<float> own;  // fresh pages would cost more than what is written to them
+    const bool whole = !work.shared && chunks == 1;
+    if (!work.shared && !whole && int64_t(own.size()) < work.count * chunks * plan_.stride)
+      own.resize(size_t(work.count * chunks * plan_.stride));
+    for (int chunk = work.chunk; chunk < work.chunk_end; ++chunk) {
+      Ahead ahead;
+      if (chunk + 1 < work.chunk_end) find_ahead(a_, plan_, work, chunk + 1, &ahead);
+      else if (next) find_ahead(a_, plan_, *next, next->chunk, &ahead);
+      for (int i = 0; i < work.count; ++i) {
+        AttentionItem item = plan_.tiles[size_t(work.first + i)];
+        float* to = nullptr;
+        if (work.shared) to = partials_ + plan_.partial[size_t(work.first + i)] + (chunk - item.chunk) * plan_.stride;
+        else if (!whole) to = own.data() + (i * chunks + chunk - work.chunk) * plan_.stride;
+        item.chunk = chunk;
+        item.chunk_end = chunk + 1;
+        isa_.attention(a_, item, scratch_, to, near_, &ahead);
+      }
+      near_ = ahead.count > 0;
+      ahead.fetch(1 << 30);
+    }
+    if (work.shared) finish(work);
+    else if (!whole)
+      for (int i = 0; i < work.count; ++i)
+        isa_.attention_merge(a_, plan_.tiles[size_t(work.first + i)], scratch_, own.data() + i * chunks * plan_.stride, plan_.stride);
+  }
+
+ private:
+  void run_tile(const Work& work) {
+    AttentionItem item = plan_.tiles[size_t(work.first)];
+    if (!work.shared) return isa_.attention(a_, item, scratch_, nullptr, false, nullptr);
+    float* to = partials_ + plan_.partial[size_t(work.first)] + (work.chunk - item.chunk) * plan_.stride;
+    item.chunk = work.chunk;
+    item.chunk_end = work.chunk_end;
+    isa_.attention(a_, item, scratch_, to, false, nullptr);
+    finish(work);
+  }
+
+  // Whoever has done a group's last chunk merges them all.
+  void finish(const Work& work) {
+    if (left_[work.first].fetch_sub(1) != 1) return;
+    for (int i = 0; i < work.count; ++i)
+      isa_.attention_merge(a_, plan_.tiles[size_t(work.first + i)], scratch_, partials_ + plan_.partial[size_t(work.first + i)], plan_.stride);
+  }
+
+  const Isa& isa_;
+  const AttentionArgs& a_;
+  const Plan& plan_;
+  float* partials_;
+  std::atomic<int>* left_;
+  const AttentionScratch scratch_;
+  bool near_ = false;
+};
 
 }  // namespace
 
 void run_attention(Pool& pool, const Isa& isa, const AttentionArgs& args, const AttentionBatch& batch) {
   check_tables(args, batch);
   clear_padding(args, batch);
-  std::vector<AttentionItem> tiles;
-  cut(args, batch, &tiles);
-  if (tiles.empty()) return;
-  // Few tiles and long contexts: every chunk becomes an item, and whoever finishes a tile's last one merges them.
-  std::vector<AttentionItem> split;
-  int64_t partials = 0;
-  int most_rows = 0;
-  std::vector<int64_t> first_partial(tiles.size());
-  const bool scarce = pool.threads() > 1 && int64_t(tiles.size()) < 4 * pool.threads();
-  for (size_t i = 0; i < tiles.size(); ++i) {
-    const AttentionItem& tile = tiles[i];
-    const int chunks = tile.chunk_end - tile.chunk;
-    if (!scarce || chunks < 2) {
-      split.push_back(tile);
-      continue;
-    }
-    first_partial[i] = partials;
-    partials += chunks;
-    most_rows = std::max(most_rows, int(tile.rows));
-    for (int c = tile.chunk; c < tile.chunk_end; ++c) {
-      split.push_back(tile);
-      split.back().chunk = c;
-      split.back().chunk_end = c + 1;
-      split.back().tile = int32_t(i);
-    }
-  }
-  // Close together and kept by the calling thread: fresh pages would cost more than what is written to them.
-  const int64_t stride = 2 * kTileRows + int64_t(most_rows) * args.cache.padded;
+  Plan plan;
+  cut(args, batch, &plan.tiles);
+  if (plan.tiles.empty()) return;
+  plan_work(args, pool.threads(), &plan);
   thread_local std::vector<float> memory;
-  if (int64_t(memory.size()) < partials * stride) memory.resize(size_t(partials * stride));
-  float* const partial = memory.data();
-  std::unique_ptr<std::atomic<int>[]> left(partials ? new std::atomic<int>[tiles.size()] : nullptr);
-  for (size_t i = 0; partials && i < tiles.size(); ++i) left[i].store(tiles[i].chunk_end - tiles[i].chunk);
+  if (int64_t(memory.size()) < plan.floats) memory.resize(size_t(plan.floats));
+  float* const partials = memory.data();
+  std::unique_ptr<std::atomic<int>[]> left(plan.floats ? new std::atomic<int>[plan.tiles.size()] : nullptr);
+  for (size_t i = 0; plan.floats && i < plan.tiles.size(); ++i) left[i].store(plan.tiles[i].chunk_end - plan.tiles[i].chunk);
+  const int64_t count = int64_t(plan.works.size());
+  // The next piece is claimed early, so that it is fetched while this one is computed.
+  const bool early = count >= 3 * pool.threads();
   std::atomic<int64_t> next{0};
   auto job = [&] {
-    const AttentionScratch scratch = scratch_for(args.cache.padded);
-    // Of many small items the next is claimed early, so that its keys are fetched while this one is computed.
-    const int64_t count = int64_t(split.size());
-    const bool early = count >= 8 * pool.threads();
-    bool near = false;
-    for (int64_t i = next.fetch_add(1), after; i < count; i = after) {
-      const AttentionItem& item = split[size_t(i)];
+    Worker worker(isa, args, plan, partials, left.get());
+    for (int64_t i = next.fetch_add(1), after = 0; i < count; i = after) {
       if (early) after = next.fetch_add(1);
-      const AttentionItem* following = early && after < count ? &split[size_t(after)] : nullptr;
-      const bool fetched = near;
-      near = following != nullptr;
-      if (item.tile < 0) {
-        isa.attention(args, item, scratch, nullptr, fetched, following);
-        if (!early) after = next.fetch_add(1);
-        continue;
-      }
-      const AttentionItem& tile = tiles[size_t(item.tile)];
-      float* base = partial + first_partial[size_t(item.tile)] * stride;
-      isa.attention(args, item, scratch, base + (item.chunk - tile.chunk) * stride, fetched, following);
-      if (left[item.tile].fetch_sub(1) == 1) isa.attention_merge(args, tile, scratch, base, stride);
+      worker.run(plan.works[size_t(i)], early && after < count ? &plan.works[size_t(after)] : nullptr);
       if (!early) after = next.fetch_add(1);
     }
   };
-  if (split.size() == 1) job();
+  if (count == 1) job();
   else pool.run(job);
 }

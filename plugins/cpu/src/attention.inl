@@ -52,8 +52,8 @@ struct Panels {
 void gather_small_blocks(const AttentionArgs& a, const int32_t* table, int64_t token, int64_t first, int64_t length,
                          int64_t head_offset, char* keys, char* values) {
   const CacheView& c = a.cache;
-  constexpr int64_t unit = 4;  // bytes of one token in one step of a key panel: a float or a pair of bfloat16
-  const int64_t steps = c.dtype == DType::kFloat32 ? c.head_size : (c.head_size + 1) / 2;
+  constexpr int64_t unit = 4;  // bytes of one token in one step of a key panel: a float, two bfloat16 or four bytes
+  const int64_t steps = c.key_steps();
   const int64_t half_panel = c.block_size * unit, value_bytes = int64_t(c.block_size) * c.padded * c.item();
   for (int part = 0; part * c.block_size < kPanel; ++part) {
     const int64_t start = token + part * c.block_size;
@@ -83,28 +83,68 @@ void zero_tail(char* values, int valid, int padded, DType dtype) {
   memset(pairs + int64_t(next / 2) * padded, 0, int64_t(kPanel - next) / 2 * padded * 4);
 }
 
+// Scales of the panel at `token` of the sequence; 0 where nothing was written.
+void gather_scales(const AttentionArgs& a, const int32_t* table, int64_t token, int64_t first, int64_t length, int64_t head_offset,
+                   float* keys, float* values) {
+  const CacheView& c = a.cache;
+  const int64_t width = c.block_size < kPanel ? c.block_size : kPanel;
+  for (int64_t part = 0; part < kPanel; part += width) {
+    const int64_t start = token + part, left = start + width <= first ? 0 : length - start;
+    const int64_t valid = left < 0 ? 0 : left > width ? width : left;
+    memset(keys + part, 0, width * 4);
+    memset(values + part, 0, width * 4);
+    if (!valid) continue;
+    const char* from = c.data + table[start / c.block_size] * c.block_bytes() + head_offset + c.code_bytes() + start % c.block_size * 4;
+    memcpy(keys + part, from, valid * 4);
+    memcpy(values + part, from + c.side_bytes(), valid * 4);
+  }
+}
+
+template <class T> void expand_panel(const CacheView& c, const char* keys, const char* values, char* to_keys, char* to_values) {
+  const int64_t steps = c.key_steps();
+  if (c.stored == Stored::kE4M3) {
+    expand_keys<Stored::kE4M3, T>(keys, steps, to_keys);
+    expand_values<Stored::kE4M3, T>(values, c.padded, to_values);
+  } else {
+    expand_keys<Stored::kE5M2, T>(keys, steps, to_keys);
+    expand_values<Stored::kE5M2, T>(values, c.padded, to_values);
+  }
+}
+
 void find_panels(const AttentionArgs& a, const AttentionItem& item, const TileRows& rows, ChunkRange range,
                  const AttentionScratch& scratch, Panels* out) {
   const CacheView& c = a.cache;
   const int32_t* table = a.table + item.seq * a.table_stride;
   const int64_t head_offset = item.kv_head * c.head_bytes();
-  const int64_t panel_bytes = int64_t(kPanel) * c.padded * c.item();
+  const int64_t panel_bytes = int64_t(kPanel) * c.padded * c.wide();
+  const bool bytes = c.stored == Stored::kInt8, floats = !bytes && c.stored != Stored::kPlain;
   int64_t first, unused;
   row_limits(a, rows, rows.first_position, &first, &unused);
   int i = 0;
   for (int64_t token = range.begin; token < range.end; token += kPanel, ++i) {
-    char* copy = scratch.values + i * panel_bytes;
+    char* const copied_keys = scratch.keys + i * panel_bytes;
+    char* const copy = scratch.values + i * panel_bytes;
     if (c.block_size < kPanel) {
-      char* keys = scratch.keys + i * panel_bytes;
-      gather_small_blocks(a, table, token, first, rows.length, head_offset, keys, copy);
+      char* keys = floats ? scratch.raw : copied_keys;
+      char* values = floats ? scratch.raw + kPanel * c.padded : copy;
+      gather_small_blocks(a, table, token, first, rows.length, head_offset, keys, values);
       out->keys[i] = keys;
-      out->values[i] = copy;
+      out->values[i] = values;
     } else {
       const int64_t inside = token % c.block_size;
       const char* block = c.data + table[token / c.block_size] * c.block_bytes() + head_offset;
-      const int64_t steps = c.dtype == DType::kFloat32 ? c.head_size : (c.head_size + 1) / 2;
-      out->keys[i] = block + inside / kPanel * steps * 64;
+      out->keys[i] = block + inside / kPanel * c.key_steps() * 64;
       out->values[i] = block + c.side_bytes() + inside * c.padded * c.item();
+    }
+    if (bytes) {  // a byte is a number whatever its bits: only scales of what was not written must be silenced
+      gather_scales(a, table, token, first, rows.length, head_offset, scratch.scales + i * kPanel, scratch.scales + kChunk + i * kPanel);
+      continue;
+    }
+    if (floats) {
+      if (c.dtype == DType::kFloat32) expand_panel<float>(c, out->keys[i], out->values[i], copied_keys, copy);
+      else expand_panel<bf16>(c, out->keys[i], out->values[i], copied_keys, copy);
+      out->keys[i] = copied_keys;
+      out->values[i] = copy;
     }
     if (token + kPanel > rows.length) {
       if (out->values[i] != copy) memcpy(copy, out->values[i], panel_bytes);
@@ -124,38 +164,27 @@ EC_INLINE void fetch(const char* const* panels, int first, int n, int count, int
   for (int i = first; i < first + n && i < count; ++i) fetch_lines(panels[i], lines);
 }
 
-// The keys that this thread needs next, brought near while the values of now are multiplied: what is computed is the
-// same with them or without.
-struct Ahead {
-  const char* keys[kChunk / kPanel];
-  int count = 0;
-  int64_t lines;  // of one panel
-};
-
-void find_ahead(const AttentionArgs& a, const AttentionItem& item, int64_t chunk, Ahead* out) {
-  const CacheView& c = a.cache;
-  out->count = 0;
-  if (c.block_size < kPanel || item.rows > kMaxRows) return;  // copied first, or read so often that it does not matter
-  const ChunkRange range = chunk_range(a, rows_of(a, item), chunk);
-  const int32_t* table = a.table + item.seq * a.table_stride;
-  const int64_t steps = c.dtype == DType::kFloat32 ? c.head_size : (c.head_size + 1) / 2;
-  out->lines = steps;
-  for (int64_t token = range.begin; token < range.end; token += kPanel)
-    out->keys[out->count++] = c.data + table[token / c.block_size] * c.block_bytes() + item.kv_head * c.head_bytes() +
-                              token % c.block_size / kPanel * steps * 64;
-  // The last panel's values are copied before anything else happens.
-  const int64_t last = (range.end - 1) / kPanel * kPanel;
-  if (out->count && last + kPanel > a.seq_lens[item.seq])
-    fetch_lines(c.data + table[last / c.block_size] * c.block_bytes() + item.kv_head * c.head_bytes() + c.side_bytes() +
-                    last % c.block_size * c.padded * c.item(),
-                c.padded * c.item() * kPanel / 64);
+// As product_steps, with P lines of `ahead` fetched a step.
+template <class T, int R, int P>
+EC_INLINE void steps_ahead(vf (&acc)[R][P], const char* x, int64_t x_stride, const char* const* b, int64_t b_step, int64_t steps,
+                           const char* ahead) {
+  if (!ahead) return product_steps<T, R, P>(acc, x, x_stride, b, b_step, steps);
+  for (int64_t s = 0; s < steps; ++s) {
+    decltype(Step<T>::load(b[0])) w[P];
+    EC_UNROLL for (int p = 0; p < P; ++p) w[p] = Step<T>::load(b[p] + s * b_step);
+    EC_UNROLL for (int p = 0; p < P; ++p) __builtin_prefetch(ahead + (s * P + p) * 64, 0, 2);
+    EC_UNROLL for (int r = 0; r < R; ++r) {
+      typename Step<T>::Scalar a = Step<T>::splat(x + r * x_stride + s * 4);
+      EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = Step<T>::dot(acc[r][p], a, w[p]);
+    }
+  }
 }
 
 template <class T, int R, int P>
-void score_tile(const char* q, int64_t q_stride, const char* const* keys, int64_t steps, float* scores) {
+void score_tile(const char* q, int64_t q_stride, const char* const* keys, int64_t steps, float* scores, const char* ahead) {
   vf acc[R][P];
   EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = vset(0.0f);
-  product_steps<T, R, P>(acc, q, q_stride, keys, 64, steps);
+  steps_ahead<T, R, P>(acc, q, q_stride, keys, 64, steps, ahead);
   EC_UNROLL for (int r = 0; r < R; ++r)
     EC_UNROLL for (int p = 0; p < P; ++p) vstore(scores + r * kChunk + p * kPanel, acc[r][p]);
 }
@@ -163,22 +192,47 @@ void score_tile(const char* q, int64_t q_stride, const char* const* keys, int64_
 // out[r][16 p + i] = sum over the panels' tokens of weights[r][t] * values[t][16 p + i].
 template <class T, int R, int P>
 void value_tile(const char* weights, const char* const* values, int panels, int64_t offset, int64_t v_step, float* out,
-                int64_t out_stride, const Ahead* ahead) {
+                int64_t out_stride, Ahead* ahead) {
   vf acc[R][P];
   EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = vset(0.0f);
   constexpr int64_t kSteps = kPanel / Step<T>::kWidth;
   for (int i = 0; i < panels; ++i) {
     const char* b[P];
     EC_UNROLL for (int p = 0; p < P; ++p) b[p] = values[i] + offset + p * 64;
-    if (ahead && i < ahead->count) fetch_lines(ahead->keys[i], ahead->lines);
-    product_steps<T, R, P>(acc, weights + i * kPanel * int64_t(sizeof(T)), kChunk * 4, b, v_step, kSteps);
+    const char* lines = ahead ? ahead->take(P * kSteps) : nullptr;
+    steps_ahead<T, R, P>(acc, weights + i * kPanel * int64_t(sizeof(T)), kChunk * 4, b, v_step, kSteps, lines);
   }
   EC_UNROLL for (int r = 0; r < R; ++r)
     EC_UNROLL for (int p = 0; p < P; ++p) vstore(out + r * out_stride + p * kPanel, acc[r][p]);
 }
 
-typedef void (*ScoreFn)(const char*, int64_t, const char* const*, int64_t, float*);
-typedef void (*ValueFn)(const char*, const char* const*, int, int64_t, int64_t, float*, int64_t, const Ahead*);
+typedef void (*ScoreFn)(const char*, int64_t, const char* const*, int64_t, float*, const char*);
+typedef void (*ValueFn)(const char*, const char* const*, int, int64_t, int64_t, float*, int64_t, Ahead*);
+typedef void (*ByteScoreFn)(const char*, int64_t, const ByteRow*, const char* const*, int64_t, const float*, float*, const char*);
+typedef void (*ByteValueFn)(const char*, const ByteRow*, const char* const*, int, int64_t, int64_t, float*, int64_t, Ahead*);
+
+template <int P> ByteScoreFn score_bytes_of_rows(int rows) {
+  return rows == 1 ? score_bytes<1, P> : rows == 2 ? score_bytes<kByteRows < 2 ? 1 : 2, P> : score_bytes<kByteRows, P>;
+}
+template <int P> ByteValueFn value_bytes_of_rows(int rows) {
+  return rows == 1 ? value_bytes<1, P> : rows == 2 ? value_bytes<kByteRows < 2 ? 1 : 2, P> : value_bytes<kByteRows, P>;
+}
+ByteScoreFn score_bytes_of(int rows, int panels) {
+  switch (panels) {
+    case 1: return score_bytes_of_rows<1>(rows);
+    case 2: return score_bytes_of_rows<kMaxPanels < 2 ? 1 : 2>(rows);
+    case 3: return score_bytes_of_rows<kMaxPanels < 3 ? 1 : 3>(rows);
+    default: return score_bytes_of_rows<kMaxPanels < 4 ? 1 : 4>(rows);
+  }
+}
+ByteValueFn value_bytes_of(int rows, int panels) {
+  switch (panels) {
+    case 1: return value_bytes_of_rows<1>(rows);
+    case 2: return value_bytes_of_rows<kMaxPanels < 2 ? 1 : 2>(rows);
+    case 3: return value_bytes_of_rows<kMaxPanels < 3 ? 1 : 3>(rows);
+    default: return value_bytes_of_rows<kMaxPanels < 4 ? 1 : 4>(rows);
+  }
+}
 
 template <class T, int P> ScoreFn score_of_rows(int rows) {
   switch (rows) {
@@ -247,7 +301,7 @@ float finish_scores(const AttentionArgs& a, const TileRows& rows, ChunkRange ran
 
 // Softmax of one row over the chunk: weights 2^(s - max) in place of the scores (an element of T each, from the row's
 // start), their sum, the maximum.
-template <class T>
+template <class T, bool Fine = sizeof(T) == 4>
 void softmax_row(const AttentionArgs& a, const TileRows& rows, ChunkRange range, int64_t position, float slope,
                  float* scores, float* max_out, float* sum_out) {
   const int panels = int((range.end - range.begin + kPanel - 1) / kPanel);
@@ -265,7 +319,7 @@ void softmax_row(const AttentionArgs& a, const TileRows& rows, ChunkRange range,
   const vf shift = vset(max > kMinusInf ? -max : 0.0f), scale = vset(factor);
   T* weights = reinterpret_cast<T*>(scores);
   const auto weigh = [&](int panel) {
-    const vf p = vexp2<sizeof(T) == 4>(fma(vload(scores + panel * kPanel), scale, shift));
+    const vf p = vexp2<Fine>(fma(vload(scores + panel * kPanel), scale, shift));
     vstore(weights + panel * kPanel, p);
     return p;
   };
@@ -279,60 +333,109 @@ void softmax_row(const AttentionArgs& a, const TileRows& rows, ChunkRange range,
   *sum_out = hsum(sum0 + sum1);
 }
 
-template <class T> void load_queries(const AttentionArgs& a, const AttentionItem& item, char* q) {
+// The same with weights times their values' scales, as bytes in place of the scores.
+ByteRow softmax_bytes(const AttentionArgs& a, const TileRows& rows, ChunkRange range, int64_t position, float slope, const float* scales,
+                      float* scores, float* max_out, float* sum_out) {
+  if (a.cache.dtype == DType::kFloat32) softmax_row<float>(a, rows, range, position, slope, scores, max_out, sum_out);
+  else softmax_row<float, false>(a, rows, range, position, slope, scores, max_out, sum_out);
+  const int n = int((range.end - range.begin + kPanel - 1) / kPanel) * kPanel;
+  vf largest = vset(0.0f);
+  vu bad = vsetu(0);
+  for (int i = 0; i < n; i += kLanes) {
+    const vf weight = vload(scores + i);
+    const vu seen = unequal(weight, vset(0.0f));
+    const vf scaled = select(seen, weight * vload(scales + i), vset(0.0f));
+    bad = bad | unequal(scaled, scaled);
+    largest = vmax(scaled, largest);
+    vstore(scores + i, scaled);
+  }
+  alignas(64) char bytes[2 * kChunk];
+  const ByteRow row = split_bytes(scores, n, any(bad) ? __builtin_nanf("") : hmax(largest), bytes, bytes + kChunk);
+  memcpy(scores, bytes, size_t(n));
+  memcpy(reinterpret_cast<char*>(scores) + kChunk, bytes + kChunk, size_t(n));
+  return row;
+}
+
+template <class T> void load_queries(const AttentionArgs& a, const AttentionItem& item, const AttentionScratch& scratch) {
   const CacheView& c = a.cache;
   const int64_t bytes = c.head_size * int64_t(sizeof(T)), stride = c.padded * int64_t(sizeof(T));
   for (int r = 0; r < item.rows; ++r) {
     const int64_t flat = item.row + r, token = a.query_start[item.seq] + flat / a.group;
     const int64_t head = int64_t(item.kv_head) * a.group + flat % a.group;
-    memcpy(q + r * stride, a.q + token * a.q_token + head * a.q_head, bytes);
-    memset(q + r * stride + bytes, 0, stride - bytes);
+    const char* from = a.q + token * a.q_token + head * a.q_head;
+    if (c.stored != Stored::kInt8) {
+      memcpy(scratch.q + r * stride, from, bytes);
+      memset(scratch.q + r * stride + bytes, 0, stride - bytes);
+      continue;
+    }
+    const T* x = reinterpret_cast<const T*>(from);
+    float* row = scratch.total;  // not in use yet
+    vf largest = vset(0.0f);
+    vu bad = vsetu(0);
+    for (int d = 0; d < c.padded; d += kLanes) {
+      const vf v = d < c.head_size ? vload_n(x + d, c.head_size - d) : vset(0.0f);
+      largest = vmax(vabs(v), largest);
+      bad = bad | unequal(v, v);
+      vstore(row + d, v);
+    }
+    char* to = scratch.q + int64_t(r) * 2 * c.padded;
+    scratch.rows[r] = split_bytes(row, c.padded, any(bad) ? __builtin_nanf("") : hmax(largest), to, to + c.padded);
   }
 }
 
+// Scores, softmax and values of one chunk. `T` is the activations' type; bytes multiply as they are.
 template <class T>
 void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const TileRows& rows, ChunkRange range,
-                     const AttentionScratch& scratch, bool near, const Ahead& ahead, float* max, float* sum, float* out) {
+                     const AttentionScratch& scratch, bool near, Ahead* ahead, float* max, float* sum, float* out) {
   const CacheView& c = a.cache;
+  const bool bytes = c.stored == Stored::kInt8;
+  const int count = int((range.end - range.begin + kPanel - 1) / kPanel);
+  const int most = bytes ? kByteRows : kMaxRows, tiles = (item.rows + most - 1) / most;
+  const int64_t q_stride = c.padded * int64_t(sizeof(T));
+  const int64_t steps = bytes ? c.key_steps() : (c.head_size + Step<T>::kWidth - 1) / Step<T>::kWidth;
   Panels panels;
   find_panels(a, item, rows, range, scratch, &panels);
-  const int count = int((range.end - range.begin + kPanel - 1) / kPanel);
-  const int64_t q_stride = c.padded * int64_t(sizeof(T));
-  const int64_t steps = (c.head_size + Step<T>::kWidth - 1) / Step<T>::kWidth;
-  const int tiles = (item.rows + kMaxRows - 1) / kMaxRows;
-  // With one pass of rows the cache streams from memory, in pieces too short for the hardware to foresee.
-  const bool stream = tiles == 1;
-  if (stream && !near) fetch(panels.keys, 0, kFetchPanels, count, steps);
-  const int64_t value_lines = c.padded * int64_t(sizeof(T)) * kPanel / 64;
-  const int later = near ? count * 2 / 3 : count;  // values from here on are fetched during the softmax
+  // Few rows wait for the cache, which comes in pieces too short for the hardware to foresee. Where nobody has fetched
+  // it, it is fetched some panels ahead.
+  const bool copied = c.stored == Stored::kE4M3 || c.stored == Stored::kE5M2 || c.block_size < kPanel;
+  const bool stream = item.rows <= kStreamRows && !near && !copied;
+  if (stream) fetch(panels.keys, 0, kFetchPanels, count, steps);
+  const int64_t value_lines = c.padded * c.item() * kPanel / 64;
   for (int i = 0; i < count; i += kMaxPanels) {
     if (stream) {
-      if (!near) fetch(panels.keys, i + kFetchPanels, kMaxPanels, count, steps);
-      fetch(panels.values, i, kMaxPanels, later, value_lines);
+      fetch(panels.keys, i + kFetchPanels, kMaxPanels, count, steps);
+      fetch(panels.values, i, kMaxPanels, count, value_lines);
     }
     const int n = count - i < kMaxPanels ? count - i : kMaxPanels;
     for (int t = 0; t < tiles; ++t) {
       const int r0 = item.rows * t / tiles, r1 = item.rows * (t + 1) / tiles;
-      score_of<T>(r1 - r0, n)(scratch.q + r0 * q_stride, q_stride, panels.keys + i, steps,
-                              scratch.scores + r0 * kChunk + i * kPanel);
+      const char* lines = ahead && t == 0 ? ahead->take(n * steps) : nullptr;
+      float* to = scratch.scores + r0 * kChunk + i * kPanel;
+      if (bytes)
+        score_bytes_of(r1 - r0, n)(scratch.q + int64_t(r0) * 2 * c.padded, c.padded, scratch.rows + r0, panels.keys + i, steps,
+                                   scratch.scales + i * kPanel, to, lines);
+      else score_of<T>(r1 - r0, n)(scratch.q + r0 * q_stride, q_stride, panels.keys + i, steps, to, lines);
     }
   }
+  ByteRow* const weights = scratch.rows + kTileRows;
   for (int r = 0; r < item.rows; ++r) {
-    const int64_t flat = item.row + r, head = int64_t(item.kv_head) * a.group + flat % a.group;
-    if (stream) fetch(panels.values, later + (count - later) * r / item.rows, (count - later + item.rows - 1) / item.rows, count, value_lines);
-    softmax_row<T>(a, rows, range, rows.context + flat / a.group, a.alibi ? a.alibi[head] : 0.0f,
-                   scratch.scores + r * kChunk, max + r, sum + r);
+    const int64_t flat = item.row + r, head = int64_t(item.kv_head) * a.group + flat % a.group, position = rows.context + flat / a.group;
+    const float slope = a.alibi ? a.alibi[head] : 0.0f;
+    float* row = scratch.scores + r * kChunk;
+    if (bytes) weights[r] = softmax_bytes(a, rows, range, position, slope, scratch.scales + kChunk, row, max + r, sum + r);
+    else softmax_row<T>(a, rows, range, position, slope, row, max + r, sum + r);
   }
-  const int64_t v_step = c.padded * int64_t(sizeof(T)) * Step<T>::kWidth;
+  const int64_t v_step = bytes ? int64_t(c.padded) * 4 : c.padded * int64_t(sizeof(T)) * Step<T>::kWidth;
   for (int d = 0; d < c.padded / kPanel; d += kMaxPanels) {
     const int n = c.padded / kPanel - d < kMaxPanels ? c.padded / kPanel - d : kMaxPanels;
     for (int t = 0; t < tiles; ++t) {
       const int r0 = item.rows * t / tiles, r1 = item.rows * (t + 1) / tiles;
-      value_of<T>(r1 - r0, n)(reinterpret_cast<const char*>(scratch.scores + r0 * kChunk), panels.values, count, d * 64, v_step,
-                              out + r0 * c.padded + d * kPanel, c.padded, d == 0 && t == 0 ? &ahead : nullptr);
+      const char* row = reinterpret_cast<const char*>(scratch.scores + r0 * kChunk);
+      float* to = out + r0 * c.padded + d * kPanel;
+      if (bytes) value_bytes_of(r1 - r0, n)(row, weights + r0, panels.values, count, d * 64, v_step, to, c.padded, t == 0 ? ahead : nullptr);
+      else value_of<T>(r1 - r0, n)(row, panels.values, count, d * 64, v_step, to, c.padded, t == 0 ? ahead : nullptr);
     }
   }
-  fetch(ahead.keys, count, ahead.count, ahead.count, ahead.lines);
 }
 
 // Fold one chunk's (max, sum, out) of each row into the running ones.
@@ -397,15 +500,13 @@ void start_total(const AttentionArgs& a, int rows, float* max, float* sum, float
 }
 
 void attention(const AttentionArgs& a, const AttentionItem& item, const AttentionScratch& scratch, float* partial,
-               bool near, const AttentionItem* next) {
+               bool near, Ahead* ahead) {
   const TileRows rows = rows_of(a, item);
   const bool f32 = a.cache.dtype == DType::kFloat32;
-  if (f32) load_queries<float>(a, item, scratch.q);
-  else load_queries<bf16>(a, item, scratch.q);
+  if (f32) load_queries<float>(a, item, scratch);
+  else load_queries<bf16>(a, item, scratch);
   const auto compute = f32 ? chunk_attention<float> : chunk_attention<bf16>;
-  Ahead ahead;
   if (partial) {
-    if (next) find_ahead(a, *next, next->chunk, &ahead);
     compute(a, item, rows, chunk_range(a, rows, item.chunk), scratch, near, ahead, partial, partial + kTileRows,
             partial + 2 * kTileRows);
     return;
@@ -413,12 +514,7 @@ void attention(const AttentionArgs& a, const AttentionItem& item, const Attentio
   float max[kTileRows], sum[kTileRows], total_max[kTileRows], total_sum[kTileRows];
   start_total(a, item.rows, total_max, total_sum, scratch.total);
   for (int64_t chunk = item.chunk; chunk < item.chunk_end; ++chunk) {
-    const bool last = chunk + 1 == item.chunk_end;
-    ahead.count = 0;
-    if (!last) find_ahead(a, item, chunk + 1, &ahead);
-    else if (next) find_ahead(a, *next, next->chunk, &ahead);
     compute(a, item, rows, chunk_range(a, rows, chunk), scratch, near, ahead, max, sum, scratch.chunk);
-    near = ahead.count > 0;
     merge_chunk(a, item.rows, max, sum, scratch.chunk, total_max, total_sum, scratch.total);
   }
   write_result(a, item, total_max, total_sum, scratch.total);

@@ -23,19 +23,33 @@ namespace {
 
 using Pairs = std::vector<std::pair<int64_t, int64_t>>;
 
-CacheView cache_view(nb::handle object, int head_size, const char* name) {
-  const Tensor t = view(object, name, 5);
+// A cache under activations of `dtype`; `what` are the activations' names.
+CacheView cache_view(nb::handle object, int head_size, DType dtype, const char* name, const char* what) {
+  const Tensor t = view(object, name);
   CacheView c;
-  c.dtype = float_type(t, name);
-  require(t.contiguous() && t.shape[1] == 2, name, "must be a contiguous [blocks, 2, kv heads, block size, padded head size]");
+  c.dtype = dtype;
+  switch (t.kind) {
+    case Kind::kInt8: c.stored = Stored::kInt8; break;
+    case Kind::kFloat8E4M3: c.stored = Stored::kE4M3; break;
+    case Kind::kFloat8E5M2: c.stored = Stored::kE5M2; break;
+    default:
+      c.stored = Stored::kPlain;
+      require(float_type(t, name) == dtype, what, "must have the cache's dtype");
+  }
+  const bool scaled = c.stored == Stored::kInt8;
+  require(t.dims == (scaled ? 4 : 5) && t.contiguous() && t.shape[1] == 2, name,
+          scaled ? "must be a contiguous [blocks, 2, kv heads, block size * (padded head size + 4)]"
+                 : "must be a contiguous [blocks, 2, kv heads, block size, padded head size]");
   c.data = t.data;
   c.num_blocks = t.shape[0];
   c.kv_heads = int(t.shape[2]);
-  c.block_size = int(t.shape[3]);
-  c.padded = int(t.shape[4]);
   c.head_size = head_size;
+  const int padded = (head_size + kPanel - 1) / kPanel * kPanel;
+  c.block_size = int(scaled ? t.shape[3] / (padded + 4) : t.shape[3]);
+  c.padded = int(scaled ? t.shape[3] % (padded + 4) ? 0 : padded : t.shape[4]);
+  require(c.stored == Stored::kPlain || head_size <= 1024, name, "of bytes must have a head size up to 1024");
   require(c.block_size == 8 || (c.block_size > 0 && c.block_size % kPanel == 0), name, "must have a block size of 8 or a multiple of 16");
-  require(c.padded == (head_size + kPanel - 1) / kPanel * kPanel, name, "was laid out for another head size");
+  require(c.padded == padded, name, "was laid out for another head size");
   return c;
 }
 
@@ -216,8 +230,8 @@ class Kernels {
 
   void cache_write(nb::handle k_object, nb::handle v_object, nb::handle cache_object, nb::handle slots_object) {
     const Tensor k = view(k_object, "key", 3), v = view(v_object, "value", 3), slots = view(slots_object, "slot_mapping", 1, Kind::kInt64);
-    const CacheView cache = cache_view(cache_object, int(k.shape[2]), "kv_cache");
-    require(float_type(k, "key") == cache.dtype && k.kind == v.kind, "key and value", "must have the cache's dtype");
+    const CacheView cache = cache_view(cache_object, int(k.shape[2]), float_type(k, "key"), "kv_cache", "key and value");
+    require(k.kind == v.kind, "key and value", "must have one dtype");
     require(k.shape[1] == cache.kv_heads && v.shape[1] == cache.kv_heads, "key and value", "must have the cache's number of heads");
     require(v.shape[2] == k.shape[2] && v.shape[0] == k.shape[0], "value", "must have key's shape");
     require(slots.shape[0] <= k.shape[0] && slots.contiguous(), "slot_mapping", "must be contiguous, at most one slot a token");
@@ -236,8 +250,8 @@ class Kernels {
     const Tensor starts = view(starts_object, "query_start_loc", 1, Kind::kInt32), lens = view(lens_object, "seq_lens", 1, Kind::kInt32);
     const Tensor table = view(table_object, "block_table", 2, Kind::kInt32);
     AttentionArgs a{};
-    a.cache = cache_view(cache_object, int(q.shape[2]), "kv_cache");
-    require(float_type(q, "query") == a.cache.dtype && out.kind == q.kind, "query and out", "must have the cache's dtype");
+    a.cache = cache_view(cache_object, int(q.shape[2]), float_type(q, "query"), "kv_cache", "query and out");
+    require(out.kind == q.kind, "query and out", "must have one dtype");
     require(q.shape[1] % a.cache.kv_heads == 0, "query", "must have a multiple of the cache's heads");
     require(out.shape[0] == q.shape[0] && out.shape[1] == q.shape[1] && out.shape[2] == q.shape[2], "out", "must have query's shape");
     require(starts.contiguous() && lens.contiguous() && starts.shape[0] >= lens.shape[0] + 1, "query_start_loc", "must be one longer than seq_lens");

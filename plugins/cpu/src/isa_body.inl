@@ -8,6 +8,7 @@
 #include "bytes.inl"
 #include "pointwise.inl"
 
+#include "kvbytes.inl"
 #include "attention.inl"
 #include "cache.inl"
 

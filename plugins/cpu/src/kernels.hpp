@@ -66,24 +66,69 @@ struct QuantArgs {
   DType y_type;
 };
 
+// What a number of the cache is: the activations' own type, a byte with 128 added (times its token's and head's scale),
+// or an 8-bit float.
+enum class Stored : int { kPlain = 0, kInt8 = 1, kE4M3 = 2, kE5M2 = 3 };
+
 // The cache of one attention call, block by block: keys then values, each [kv heads][block_size * padded D].
-//   keys:   panels of P = min(16, block_size) tokens, [D][P] float32 or [D/2][P][2] bfloat16
-//   values: [block_size][padded D] float32 or [block_size/2][padded D][2] bfloat16
-// so that both are the right-hand operand of a product as they stand: q k^T reduces over D, p v over tokens.
+//   keys:   panels of P = min(16, block_size) tokens, [D][P] float32, [D/2][P][2] bfloat16 or [D/4][P][4] bytes
+//   values: [block_size][padded D] float32, [block_size/2][padded D][2] bfloat16 or [block_size/4][padded D][4] bytes
+// so that both are the right-hand operand of a product as they stand: q k^T reduces over D, p v over tokens. Behind the
+// bytes of kInt8, for each side and head, are block_size scales (float32).
 struct CacheView {
   char* data;
   int64_t num_blocks;
   int kv_heads, block_size, head_size, padded;  // padded: head_size rounded up to 16
-  DType dtype;
+  DType dtype;    // of queries and results, and of what is stored where that is plain
+  Stored stored;
 
-  int64_t item() const { return dtype == DType::kFloat32 ? 4 : 2; }
-  int64_t head_bytes() const { return int64_t(block_size) * padded * item(); }
+  int64_t wide() const { return dtype == DType::kFloat32 ? 4 : 2; }
+  int64_t item() const { return stored == Stored::kPlain ? wide() : 1; }
+  int64_t key_steps() const {  // lines of P x 4 bytes in a panel of keys
+    const int64_t width = 4 / item();
+    return (head_size + width - 1) / width;
+  }
+  int64_t code_bytes() const { return int64_t(block_size) * padded * item(); }
+  int64_t head_bytes() const { return code_bytes() + (stored == Stored::kInt8 ? block_size * 4 : 0); }
   int64_t side_bytes() const { return head_bytes() * kv_heads; }
   int64_t block_bytes() const { return 2 * side_bytes(); }
 };
 
 constexpr int kChunk = 256;    // tokens whose scores are normalised together; partial results merge in chunk order
 constexpr int kTileRows = 24;  // query rows (token, head of the group) that share one pass over the keys
+constexpr int kStreamRows = 6;  // tiles of so few rows wait for memory, not for arithmetic
+
+// What a thread reads next, brought near in the order of addresses while it computes: the hardware foresees long runs
+// only. What is computed is the same with it or without.
+struct Ahead {
+  struct Run {
+    const char *from, *end;
+  };
+  Run runs[2 * kChunk / 8];
+  int count = 0, at = 0;
+
+  void add(const char* from, int64_t bytes) {
+    if (count && runs[count - 1].end == from) runs[count - 1].end += bytes;
+    else runs[count++] = Run{from, from + bytes};
+  }
+  void fetch(int64_t lines) {
+    while (lines > 0 && at < count) {
+      Run& run = runs[at];
+      for (; lines > 0 && run.from < run.end; run.from += 64, --lines) __builtin_prefetch(run.from, 0, 2);
+      if (run.from >= run.end) ++at;
+    }
+  }
+  // So many lines of one run for the caller to fetch; null where this run ends sooner: then they are fetched here.
+  const char* take(int64_t lines) {
+    if (at < count && runs[at].end - runs[at].from >= lines * 64) {
+      const char* from = runs[at].from;
+      runs[at].from += lines * 64;
+      return from;
+    }
+    fetch(lines);
+    return nullptr;
+  }
+};
 
 struct AttentionArgs {
   const char* q;
@@ -106,7 +151,12 @@ struct AttentionItem {
   int32_t seq, kv_head;
   int32_t row, rows;
   int32_t chunk, chunk_end;
-  int32_t tile;  // which counter and partials the item belongs to when its chunks were split
+};
+
+// A row of queries or weights as bytes: scale * (256 * high + low). `start`: -128 times the sums of high and of low.
+struct ByteRow {
+  int32_t start[2];
+  float scale;
 };
 
 struct AttentionScratch {
@@ -116,6 +166,9 @@ struct AttentionScratch {
   char* values;    // the same
   float* chunk;    // [kTileRows][padded D]
   float* total;    // [kTileRows][padded D]
+  char* raw;       // two panels of bytes
+  float* scales;   // [2][kChunk]: of keys, of values
+  ByteRow* rows;   // [2][kTileRows]: of queries, of weights
 };
 
 struct CacheWriteArgs {
@@ -167,9 +220,9 @@ struct Isa {
   void (*quantize)(const QuantizeArgs&, int64_t m0, int64_t m1);
   void (*quant_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
   void (*byte_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
-  // `near`: this thread named the item as its `next` before, so its first keys are on their way.
+  // `near`: what the item reads is on its way. `ahead`: what to bring near meanwhile, as much as the item reads itself.
   void (*attention)(const AttentionArgs&, const AttentionItem&, const AttentionScratch&, float* partial, bool near,
-                    const AttentionItem* next);
+                    Ahead* ahead);
   void (*attention_merge)(const AttentionArgs&, const AttentionItem&, const AttentionScratch&, const float* partials,
                           int64_t partial_stride);
   void (*cache_write)(const CacheWriteArgs&, int64_t t0, int64_t t1);

@@ -149,13 +149,13 @@ EC_INLINE vf scale_by_power(vf p, vf n) {
 #if defined(__AVX512F__)
   return vf{{(fpart)_mm512_scalef_ps((__m512)p.p[0], (__m512)n.p[0])}};
 #else
-  // Two factors keep each exponent in range; below 2^-126 the result is flushed to zero.
+  // Two factors keep each exponent in range; below 2^-126 the result is flushed to zero. A NaN stays one.
   vf out;
   EC_EACH {
     ipart e = __builtin_convertvector(n.p[i], ipart);
     ipart half = e >> 1, rest = e - half;
     fpart v = p.p[i] * (fpart)((half + 127) << 23) * (fpart)((rest + 127) << 23);
-    ipart tiny = e < -126;
+    ipart tiny = (e < -126) & (p.p[i] == p.p[i]);
     out.p[i] = (fpart)((ipart)v & ~tiny);
   }
   return out;

@@ -32,6 +32,9 @@ Kind kind_of(DLDataType t) {
   if (t.code == 0 && t.bits == 32) return Kind::kInt32;
   if (t.code == 0 && t.bits == 64) return Kind::kInt64;
   if (t.code == 1 && t.bits == 8) return Kind::kUInt8;
+  if (t.code == 0 && t.bits == 8) return Kind::kInt8;
+  if (t.code == 10 && t.bits == 8) return Kind::kFloat8E4M3;
+  if (t.code == 12 && t.bits == 8) return Kind::kFloat8E5M2;
   return Kind::kOther;
 }
 
@@ -58,6 +61,9 @@ Kind kind_of(const std::string& name) {
   if (name == "torch.int32") return Kind::kInt32;
   if (name == "torch.int64") return Kind::kInt64;
   if (name == "torch.uint8") return Kind::kUInt8;
+  if (name == "torch.int8") return Kind::kInt8;
+  if (name == "torch.float8_e4m3fn") return Kind::kFloat8E4M3;
+  if (name == "torch.float8_e5m2") return Kind::kFloat8E5M2;
   return Kind::kOther;
 }
 
@@ -117,7 +123,7 @@ Tensor view(nb::handle object, const char* name, int dims) {
 Tensor view(nb::handle object, const char* name, int dims, Kind kind) {
   Tensor t = view(object, name, dims);
   if (t.kind != kind) {
-    static const char* const names[] = {"float32", "bfloat16", "float64", "int32", "int64", "uint8", "?"};
+    static const char* const names[] = {"float32", "bfloat16", "float64", "int32", "int64", "uint8", "int8", "float8_e4m3fn", "float8_e5m2", "?"};
     throw nb::type_error((std::string(name) + " must be " + names[int(kind)]).c_str());
   }
   return t;

@@ -12,7 +12,7 @@ namespace nb = nanobind;
 
 constexpr int kMaxDims = 6;
 
-enum class Kind { kFloat32, kBFloat16, kFloat64, kInt32, kInt64, kUInt8, kOther };
+enum class Kind { kFloat32, kBFloat16, kFloat64, kInt32, kInt64, kUInt8, kInt8, kFloat8E4M3, kFloat8E5M2, kOther };
 
 struct Tensor {
   char* data = nullptr;
@@ -26,7 +26,14 @@ struct Tensor {
     for (int i = 0; i < dims; ++i) n *= shape[i];
     return n;
   }
-  int64_t item() const { return kind == Kind::kUInt8 ? 1 : kind == Kind::kBFloat16 ? 2 : kind == Kind::kInt64 || kind == Kind::kFloat64 ? 8 : 4; }
+  int64_t item() const {
+    switch (kind) {
+      case Kind::kUInt8: case Kind::kInt8: case Kind::kFloat8E4M3: case Kind::kFloat8E5M2: return 1;
+      case Kind::kBFloat16: return 2;
+      case Kind::kInt64: case Kind::kFloat64: return 8;
+      default: return 4;
+    }
+  }
   bool contiguous() const {
     int64_t expected = 1;
     for (int i = dims - 1; i >= 0; --i) {

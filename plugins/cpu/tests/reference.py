@@ -18,6 +18,7 @@ class Case:
     head_size: int = 64
     block_size: int = 16
     dtype: str = "float32"
+    kv_dtype: str | None = None
     padding: int = 0
     seed: int = 0
     strided: bool = False
@@ -26,6 +27,8 @@ class Case:
 
 @dataclass
 class Built:
+    """`keys`, `values`: what the cache stands for, which is not quite what was written where it keeps bytes."""
+
     query: torch.Tensor
     keys: list[torch.Tensor]
     values: list[torch.Tensor]
@@ -41,10 +44,14 @@ def build(backend, case: Case) -> Built:
     block, kv_heads, size = case.block_size, case.num_kv_heads, case.head_size
     need = [-(-(cached + new) // block) for cached, new in case.sequences]
     num_blocks = sum(need) + 3
-    spec = KVCacheSpec(num_layers=1, num_kv_heads=kv_heads, head_size=size, dtype=case.dtype, block_size=block)
+    kept = case.kv_dtype or case.dtype
+    spec = KVCacheSpec(num_layers=1, num_kv_heads=kv_heads, head_size=size, dtype=kept, block_size=block)
     layout = backend.attention.kv_cache_layout(spec)
     (cache,) = backend.memory.allocate_kv(layout, num_blocks, 1)
-    cache.fill_(float("nan"))
+    if case.kv_dtype is None:
+        cache.fill_(float("nan"))
+    else:
+        cache.view(torch.uint8).fill_(0xFF)  # a NaN in every format but int8, whose scales it makes NaN
     order = torch.randperm(num_blocks, generator=gen).tolist()
     table = torch.full((len(need), max(need, default=1) + 2), -7, dtype=torch.int32)
     keys, values, old_slots, new_slots = [], [], [], []
@@ -88,7 +95,19 @@ def build(backend, case: Case) -> Built:
     params = AttentionParams(
         scale=size**-0.5, num_heads=case.num_heads, num_kv_heads=kv_heads, head_size=size, **case.params
     )
+    if case.kv_dtype is not None:
+        keys, values = ([kept_as(each, case.kv_dtype) for each in side] for side in (keys, values))
     return Built(query, keys, values, cache, backend.attention.build_metadata(metadata), params)
+
+
+def kept_as(x_TKD: torch.Tensor, kv_dtype: str) -> torch.Tensor:
+    """What a cache of bytes makes of keys or values, as float32."""
+    x_TKD = x_TKD.float()
+    if kv_dtype != "int8":
+        largest = torch.finfo(getattr(torch, kv_dtype)).max
+        return x_TKD.clamp(-largest, largest).to(getattr(torch, kv_dtype)).float()
+    scale_TK1 = x_TKD.abs().amax(-1, keepdim=True) / 127
+    return torch.round(x_TKD / scale_TK1) * scale_TK1
 
 
 def attention_reference(built: Built) -> torch.Tensor:
