@@ -61,11 +61,9 @@ class SchedulerConfig:
 
 
 class Scheduler(Results):
-    """`add`, `abort`, `schedule`, `update`; nothing here blocks, allocates device memory or knows a device."""
+    """`add`, `abort`, `schedule`, `update` (which is `depart` and `book`, see `lookahead.py`); nothing here blocks, allocates device memory or knows a device."""
 
-    def __init__(
-        self, config: SchedulerConfig, journal: Journal | None = None, *, record_events: bool = False
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, journal: Journal | None = None, *, record_events: bool = False) -> None:
         self.config = config
         self.journal = journal or Journal()
         #: Changes of the prefix index, for whoever takes them after each step.
@@ -84,6 +82,9 @@ class Scheduler(Results):
         self._lifts: list[Lift] = []
         #: When the last plan was made, by the journal's clock.
         self._planned_at = 0.0
+        #: When the last step was booked, by the same.
+        self._timed_at = 0.0
+        self._in_flight = 0
         self._arrivals = 0
         self._num_pending = 0
         self._held: list[int] = []
@@ -213,6 +214,8 @@ class Scheduler(Results):
         if not len(slots):
             return slots, np.zeros(0, np.int64), False
         want = np.minimum(table.num_tokens_S[slots] - table.num_computed_S[slots], self._chunk)
+        if self._in_flight:
+            want[self._ending(slots)] = 0
         slots, give = self._shared_out(slots, want)
         computed = table.num_computed_S[slots]
         if self._groups:
@@ -257,6 +260,7 @@ class Scheduler(Results):
         """Take a sequence's blocks and let it wait again, with its tokens: it is recomputed, cached parts aside."""
         if sequence.group is not None:
             sequence = sequence.group.root
+        assert not self._in_flight, "a sequence with a step in flight is to give its blocks back"
         saved = self._save(sequence)
         self._leave(sequence)
         sequence.lifted = NOTHING

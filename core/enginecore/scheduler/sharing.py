@@ -59,7 +59,7 @@ class Sharing:
         if sequence.family is not None:
             for member in sequence.family.members:
                 slot = member.slot
-                if slot >= 0 and self.running.num_computed_S[slot] >= member.num_prompt:
+                if slot >= 0 and self.running.num_booked_S[slot] >= member.num_prompt:
                     return member
         return None
 
