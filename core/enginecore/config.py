@@ -16,6 +16,18 @@ from enginecore.errors import ParameterError
 
 DEFAULT_MODEL = "smollm2-135m"
 
+#: What a KV cache may be kept in, by the names of the command line, and torch's name of each. "auto" is the dtype of
+#: activations.
+KV_CACHE_DTYPES = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "float32": "float32",
+    "int8": "int8",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
+
 _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12,
           "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
 
@@ -38,7 +50,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     `max_model_len` "auto" takes the longest that the cache can hold. `long_prefill_token_threshold` caps the tokens
     that one prompt gets in a step (0: only the step's budget caps it). `quantization`: None or "auto" computes with
     weights in `dtype`, whatever the file has; "gguf" keeps a GGUF file's blocks as they are; "int8" turns the weights
-    of any checkpoint into bytes. Both round activations to bytes. `device_options` go to the plugin as they are.
+    of any checkpoint into bytes. Both round activations to bytes. `kv_cache_dtype`: what keys and values are kept in, a
+    name of `KV_CACHE_DTYPES`, or "auto" for `dtype`. `device_options` go to the plugin as they are.
     Steps replay captured graphs where the device can, unless `enforce_eager`; `require_graphs` makes it an error when
     graphs cannot be captured. `kv_events_endpoint` publishes changes of the prefix cache (ZeroMQ, such as tcp://*:5557)
     under `kv_events_topic` (default kv@HOST@MODEL); `kv_events_replay` is where those that were missed can be asked
@@ -54,6 +67,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     dtype: str = "auto"
     quantization: str | None = "auto"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | Literal["auto"] | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -109,6 +123,11 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
             raise ParameterError(
                 f"quantization must be auto, gguf or int8, got {self.quantization!r}", param="quantization"
             )
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ParameterError(
+                f"kv_cache_dtype must be auto, {', '.join(KV_CACHE_DTYPES)}, got {self.kv_cache_dtype!r}",
+                param="kv_cache_dtype",
+            )
         if self.kv_cache_memory is not None and self.num_blocks is not None:
             raise ParameterError("give kv_cache_memory or num_blocks, not both", param="num_blocks")
         self._check_tenants()
@@ -141,6 +160,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings with nothing left open. `choices` lists what was decided for the user, as (setting, value, reason).
 
+    `kv_cache_dtype` is torch's name of what keys and values are kept in, such as "float8_e4m3fn"; "" for a device that
+    keeps its own cache and was not asked for any.
     `copies_blocks` says whether the device can copy a KV block, which sharing the last one of a prompt needs."""
 
     model: str
@@ -161,6 +182,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     max_logprobs: int
     quantization: str | None = None
+    kv_cache_dtype: str = ""
     fuse: bool = True
     strict_ops: bool = False
     copies_blocks: bool = True

@@ -15,6 +15,7 @@ SET: dict[str, Any] = {
     "device": "sim",
     "dtype": "float32",
     "quantization": "int8",
+    "kv_cache_dtype": "fp8_e5m2",
     "max_model_len": 128,
     "max_num_seqs": 3,
     "max_num_batched_tokens": 64,

@@ -110,6 +110,22 @@ def test_another_process_that_holds_the_memory(tiny, monkeypatch: pytest.MonkeyP
         start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=8 * MIB - 2_000, graphs=False))
 
 
+def test_the_cache_takes_less_where_others_hold_memory_unless_the_user_chose(
+    tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, graphs=False), memory_utilization=None)
+    whole = alone.ready.ledger["kv_cache"]
+    others = 8 * MIB - alone.ready.ledger["weights"] - int(0.9 * whole)
+    alone.shutdown()
+    with pytest.raises(KVCacheTooSmall, match="other processes hold the rest"):
+        start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=others, graphs=False), memory_utilization=0.9)
+    client = start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=others, graphs=False), memory_utilization=None)
+    assert 0 < client.ready.ledger["kv_cache"] < whole
+    assert any(name == "kv_cache_memory" and "other processes" in why for name, _, why in client.ready.config.choices)
+    assert run(client, PROMPTS, name="crowded") == tiny[1]
+    client.shutdown()
+
+
 def test_refusals_come_before_weights_with_all_reasons_and_the_nearest_setting(
     tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,7 +33,7 @@ def plan(
     typer.echo(
         f"\n{report['model']} on {report['device']} in {report['dtype']}: {kv['num_blocks']:,} KV blocks of "
         f"{kv['block_size']} tokens hold {kv['tokens']:,} tokens, {kv['full_sequences']} sequences of "
-        f"{report['max_model_len']:,} tokens"
+        f"{report['max_model_len']:,} tokens" + (f", kept in {kv['dtype']}" if kv["dtype"] else "")
     )
     for choice in report["choices"]:
         typer.echo(f"  {choice['setting']} {choice['value']}: {choice['reason']}")
@@ -54,10 +54,9 @@ def plan_report(ready: ReadyInfo) -> dict[str, Any]:
             "num_blocks": config.num_blocks,
             "block_size": config.block_size,
             "block_bytes": None if kv_bytes is None else kv_bytes // config.num_blocks,
+            "dtype": config.kv_cache_dtype or None,
             "tokens": tokens,
             "full_sequences": tokens // config.max_model_len,
         },
-        "choices": [
-            {"setting": name, "value": value, "reason": reason} for name, value, reason in config.choices
-        ],
+        "choices": [{"setting": name, "value": value, "reason": reason} for name, value, reason in config.choices],
     }

@@ -228,7 +228,7 @@ def serve(
         strict_fields=strict_fields,
         tool_call_parser=tool_call_parser,
         reasoning_parser=reasoning_parser,
-        override_generation_config=_json_object(override_generation_config),
+        override_generation_config=json_object(override_generation_config),
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
         root_path=root_path,
@@ -238,7 +238,8 @@ def serve(
     return run_server(engine, server)
 
 
-def _json_object(text: str | None) -> dict[str, Any]:
+def json_object(text: str | None) -> dict[str, Any]:
+    """The value of --override-generation-config."""
     try:
         value = json.loads(text) if text is not None else {}
     except ValueError:

@@ -15,6 +15,7 @@ from torch import nn
 from enginecore.device.capabilities import AttentionQuery
 from enginecore.device.memory import KVCacheSpec
 from enginecore.errors import ModelError, UnsupportedError
+from enginecore.models.adapter_slots import adaptable_linears
 from enginecore.models.bridge import AttentionCall, build_on_meta, call_model
 from enginecore.models.quantized_config import config_reasons
 from enginecore.models.store import ModelFiles
@@ -45,6 +46,8 @@ class ModelShape:
     num_parameters: int
     weight_bytes: int
     calls: tuple[AttentionCall, ...]
+    #: (name, outputs, inputs) of the linear modules that may have adapters.
+    linears: tuple[tuple[str, int, int], ...] = ()
 
     def attention_queries(self, block_size: int, kv_dtype: str | None = None) -> list[AttentionQuery]:
         """One query for each kind of attention call, for `AttentionBackend.supports`."""
@@ -113,6 +116,7 @@ def inspect_meta(files: ModelFiles, dtype: str) -> tuple[ModelShape, PreTrainedM
         num_parameters=sum(parameter.numel() for parameter in parameters),
         weight_bytes=sum(parameter.numel() * parameter.itemsize for parameter in parameters),
         calls=tuple(calls),
+        linears=adaptable_linears(model),
     )
     return shape, model
 

@@ -20,7 +20,7 @@ from enginecore.models.bridge import BridgedModel
 from enginecore.models.checkpoint import Checkpoint
 from enginecore.models.fusion import load_fused, why_not_fused
 from enginecore.models.inspect import ModelShape, inspect_meta
-from enginecore.models.materialize import Materializer, materialize
+from enginecore.models.materialize import Adapt, Materializer, materialize
 from enginecore.models.store import ModelFiles
 from enginecore.ops.dispatch import Ops
 
@@ -94,6 +94,7 @@ def load_model(
     max_model_len: int | None = None,
     quantization: str | None = None,
     inspected: tuple[ModelShape, PreTrainedModel] | None = None,
+    adapt: Adapt | None = None,
 ) -> Model:
     """Read the weights of `files` in `dtype` onto the backend's device.
 
@@ -101,8 +102,9 @@ def load_model(
     `max_model_len` is the number of positions to prepare for (None: as many as the model has); `quantization` is None
     (weights of a quantised checkpoint stay as they are where the backend claims their scheme, else are unpacked),
     "gguf" or "int8", in schemes that the backend claims (`quantization_reasons`); `inspected` is what `inspect_meta`
-    gave for these files and dtype, where that is at hand: it must not be used afterwards. Raises ModelError and
-    UnsupportedError as `inspect_model` does, and ModelError when a weight file is broken or does not fit the model.
+    gave for these files and dtype, where that is at hand: it must not be used afterwards; `adapt` as `Materializer`
+    takes it. Raises ModelError and UnsupportedError as `inspect_model` does, and ModelError when a weight file is
+    broken or does not fit the model.
     """
     if backend.attention is None:
         raise ModelError("this backend has no attention; it runs whole models by itself")
@@ -115,6 +117,7 @@ def load_model(
         ops.get("pack_linear", dtype),
         quantization,
         backend.capabilities.quantizations,
+        adapt,
     )
     obstacle = why_not_fused(model, shape.calls) if fuse else "fusion is off"
     implementation: _Forward

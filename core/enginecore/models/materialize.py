@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _LARGE = 1 << 18
 
 Pack = Callable[["torch.Tensor | Kept", "torch.Tensor | None"], Any]
+Adapt = Callable[[list[str], Any], Any]
 
 
 #: transformers' mark on tensors that its initialisers must leave alone.
@@ -33,7 +34,8 @@ _INITIALIZED = "_is_hf_initialized"
 
 
 class Materializer:
-    """Reads weights of `checkpoint` onto `device`. `bytes` counts what it made. `schemes` are those of the device."""
+    """Reads weights of `checkpoint` onto `device`. `bytes` counts what it made. `schemes` are those of the device.
+    `adapt` may put something around each linear that was made of certain modules."""
 
     def __init__(
         self,
@@ -42,7 +44,9 @@ class Materializer:
         pack: Pack,
         quantization: str | None = None,
         schemes: frozenset[str] = frozenset(),
+        adapt: Adapt | None = None,
     ) -> None:
+        self._adapt = adapt
         self.checkpoint, self.device, self.bytes = checkpoint, device, 0
         self._pack, self._quantization, self._schemes = pack, quantization, schemes
 
@@ -54,15 +58,19 @@ class Materializer:
 
     def linear(self, prefixes: list[str]) -> Any:
         """One packed linear out of the rows of several, in order. The unpacked weight is gone when this returns."""
+        packed = self._linear(prefixes)
+        return packed if self._adapt is None else self._adapt(prefixes, packed)
+
+    def _linear(self, prefixes: list[str]) -> Any:
         blocks = self._blocks(prefixes) if self._quantization == "gguf" else []
         if len({weight.scheme for weight in blocks}) > 1:  # each part is a product of its own
-            return JoinedLinear([self.linear([prefix]) for prefix in prefixes])
+            return JoinedLinear([self._linear([prefix]) for prefix in prefixes])
         kept = self._kept(prefixes)
         weight: torch.Tensor | Kept | None
         if kept:
             weight = join(kept)
             if weight is None:
-                return JoinedLinear([self.linear([prefix]) for prefix in prefixes])
+                return JoinedLinear([self._linear([prefix]) for prefix in prefixes])
             weight = weight.to(self.device)
         elif blocks:
             data_OB = torch.cat([part.data_OB for part in blocks]) if len(blocks) > 1 else blocks[0].data_OB

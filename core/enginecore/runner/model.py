@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from enginecore.device import AttentionMetadata, Backend, ModelRuntime, RuntimeBatch
+from enginecore.layers.lora import RowSlots
 from enginecore.models.loader import Model
 
 
@@ -31,12 +32,21 @@ class PagedModel:
 
     replayed = False
 
-    def __init__(self, model: Model, backend: Backend, kv_caches: list[torch.Tensor]) -> None:
+    def __init__(
+        self, model: Model, backend: Backend, kv_caches: list[torch.Tensor], rows: RowSlots | None = None
+    ) -> None:
+        """`rows`: which adapter each row of a step has, where the model has adapters."""
         assert backend.attention is not None
         self._model = model
         self._attention = backend.attention
         self._device = backend.torch_device()
         self._kv_caches = kv_caches
+        self._rows = rows
+
+    @property
+    def adapting(self) -> bool:
+        """Whether the step that comes has rows with adapters: no graph was captured of such a step."""
+        return self._rows is not None and self._rows.active
 
     @property
     def model(self) -> Model:

@@ -225,6 +225,8 @@ def _report(ready: ReadyInfo) -> None:
         logger.info("  %s = %s (%s)", setting, value, reason)
     for owner, size in ready.ledger.items():
         logger.info("  memory, %s: %.1f MiB", owner, size / 2**20)
+    blocks = f"{ready.config.num_blocks} blocks of {ready.config.block_size} tokens"
+    logger.info("  KV cache: %s in %s", blocks, ready.config.kv_cache_dtype or "the device's own form")
 
 
 def _set_up_logging() -> None:
