@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +43,8 @@ class PagedModel:
         self._device = backend.torch_device()
         self._kv_caches = kv_caches
         self._rows = rows
+        #: Reads the model from its files again and makes its caches; None where that cannot be had.
+        self.reload: Callable[[], tuple[Model, list[torch.Tensor]]] | None = None
 
     @property
     def adapting(self) -> bool:
@@ -51,6 +54,14 @@ class PagedModel:
     @property
     def model(self) -> Model:
         return self._model
+
+    def exchange(self, model: Model, kv_caches: list[torch.Tensor]) -> None:
+        """Take another copy of the model. The list of caches stays the same object: others look into it, too."""
+        self._model, self._kv_caches[:] = model, kv_caches
+
+    def drop(self) -> None:
+        """Let go of the model; nothing may be computed until `exchange`."""
+        del self._model
 
     @property
     def kv_caches(self) -> list[torch.Tensor]:
