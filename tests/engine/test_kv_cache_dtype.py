@@ -12,7 +12,7 @@ def test_names_are_torch_dtypes() -> None:
     import torch
 
     assert all(isinstance(getattr(torch, name), torch.dtype) for name in KV_CACHE_DTYPES.values())
-    with pytest.raises(ParameterError, match="kv_cache_dtype must be auto, bfloat16, .*fp8_e5m2, got 'int7'"):
+    with pytest.raises(ParameterError, match=r"kv_cache_dtype must be auto, bfloat16, .*fp8_e5m2, got 'int7'"):
         EngineArgs(kv_cache_dtype="int7")
 
 
