@@ -172,6 +172,7 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
         fit_blocks(args, max_model_len, block_bytes_of(site, specs), None, settings.max_num_seqs, Choices())
 
     before = memory.process_used_bytes()
+    site.adapter_slots = slots = open_slots(site, shape, ops)
     load = partial(
         load_model,
         site.files,
@@ -181,6 +182,7 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
         ops=ops,
         max_model_len=max_model_len,
         quantization=quantization,
+        adapt=slots.adapt if slots is not None else None,
     )
     model = load(inspected=inspected)
     site.loaded_bytes = memory.process_used_bytes() - before
@@ -199,6 +201,7 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
     paged = PagedModel(model, backend, caches, slots.rows if slots is not None else None)
     if slots is not None and not model.fused:
         watch_modules(slots, paged)
-    paged.reload = lambda: (load(), allocate_caches(backend, shape, specs, config.num_blocks))
+    if slots is None:
+        paged.reload = lambda: (load(), allocate_caches(backend, shape, specs, config.num_blocks))
     graphed = capture_graphs(site, paged, graphs, ledger, config.max_model_len)
     return graphed, msgspec.structs.replace(config, choices=site.choices.made), ledger, caches
