@@ -14,6 +14,7 @@ from typing import Any, Protocol, Union
 
 import msgspec
 
+from enginecore.adapters import AdapterKey
 from enginecore.config import EngineConfig
 from enginecore.constraints import Thinking
 from enginecore.errors import ParameterError
@@ -70,6 +71,7 @@ class PreparedRequest:
     form: AnswerForm = AnswerForm()
     #: (tokens, seconds) of a prefix that is to stay cached.
     pin_prefix: tuple[int, float] | None = None
+    adapter: AdapterKey | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -99,6 +101,7 @@ class PreparedRequest:
                 priority=self.priority,
                 arrival_time=arrival_time,
                 cache_salt=self.cache_salt,
+                adapter=self.adapter,
                 pin_prefix=self.pin_prefix,
                 cached_prompt=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
                 fork_of=f"{internal_id}_0" if index else None,
@@ -136,6 +139,7 @@ class InputProcessor:
         clamp: bool = True,
         param: str = "prompt",
         form: AnswerForm | None = None,
+        adapter: AdapterKey | None = None,
     ) -> PreparedRequest:
         """Check and tokenise. `param` is what errors call the prompt's field. Raises ParameterError."""
         self._check_params(params)
@@ -167,6 +171,7 @@ class InputProcessor:
             eos_token_ids=list(self.tokenizer.eos_token_ids),
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
         )
 
     def tokenize(
