@@ -183,8 +183,12 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
         max_model_len=max_model_len,
         quantization=quantization,
         adapt=slots.adapt if slots is not None else None,
+        kv_dtype=settings.kv_dtype,
     )
     model = load(inspected=inspected)
+    if settings.kv_dtype.startswith("float8"):
+        told = f"the checkpoint's, of {model.scaled_layers} layers" if model.scaled_layers else "1"
+        site.choices.note("kv_cache_scales", told, "read beside the weights" if model.scaled_layers else "none there")
     site.loaded_bytes = memory.process_used_bytes() - before
     if not explicit and can_measure(backend):
         sizes = settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len

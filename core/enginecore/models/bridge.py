@@ -11,6 +11,7 @@ V vocabulary.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -117,7 +118,7 @@ class AttentionCall:
 class PagedStep:
     """The context of one step: hands each attention call the cache and settings that were found when tracing."""
 
-    __slots__ = ("_attention", "_caches", "_calls", "_index", "_metadata", "_params")
+    __slots__ = ("_attention", "_attentions", "_caches", "_calls", "_index", "_metadata", "_params")
 
     def __init__(
         self,
@@ -126,9 +127,12 @@ class PagedStep:
         kv_caches: list[torch.Tensor],
         params: list[AttentionParams | None],
         calls: tuple[AttentionCall, ...],
+        attentions: Sequence[AttentionBackend] = (),
     ) -> None:
+        """`attentions`: one for each call, where they are not all `attention`."""
         self._attention, self._metadata, self._caches = attention, metadata, kv_caches
         self._params, self._calls, self._index = params, calls, 0
+        self._attentions = attentions
 
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
@@ -142,9 +146,9 @@ class PagedStep:
             params = self._params[index] = self._calls[index].params(sinks_H)
         query_THD = query[0].transpose(0, 1).contiguous()
         key_TKD, value_TKD = _rows(key), _rows(value)
-        cache = self._caches[index]
-        self._attention.reshape_and_cache(key_TKD, value_TKD, cache, self._metadata.slot_mapping)
-        out_THD = self._attention.forward(query_THD, cache, self._metadata, params)
+        cache, attention = self._caches[index], self._attentions[index] if self._attentions else self._attention
+        attention.reshape_and_cache(key_TKD, value_TKD, cache, self._metadata.slot_mapping)
+        out_THD = attention.forward(query_THD, cache, self._metadata, params)
         return out_THD.unsqueeze(0)
 
 
@@ -154,10 +158,13 @@ def _rows(states: torch.Tensor) -> torch.Tensor:
 
 
 class BridgedModel:
-    """A forward pass over transformers' class. `calls` come from the trace of the same class on meta."""
+    """A forward pass over transformers' class. `calls` come from the trace of the same class on meta, and each has its
+    entry of `attentions`."""
 
-    def __init__(self, model: PreTrainedModel, attention: AttentionBackend, calls: tuple[AttentionCall, ...]) -> None:
-        self._model, self._attention, self._calls = model, attention, calls
+    def __init__(
+        self, model: PreTrainedModel, attentions: Sequence[AttentionBackend], calls: tuple[AttentionCall, ...]
+    ) -> None:
+        self._model, self._attentions, self._calls = model, attentions, calls
         self._params: list[AttentionParams | None] = [None] * len(calls)
 
     def forward(
@@ -168,7 +175,8 @@ class BridgedModel:
         kv_caches: list[torch.Tensor],
         logits_indices_R: torch.Tensor,
     ) -> torch.Tensor:
-        step = PagedStep(self._attention, metadata, kv_caches, self._params, self._calls)
+        attentions = self._attentions
+        step = PagedStep(attentions[0], metadata, kv_caches, self._params, self._calls, attentions)
         return call_model(self._model, input_ids_T, positions_T, logits_indices_R, step).float()
 
 
