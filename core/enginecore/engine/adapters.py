@@ -19,7 +19,7 @@ from enginecore.adapters import AdapterInfo, AdapterKey, LoadTicket, check_adapt
 from enginecore.config import EngineConfig
 from enginecore.device import RuntimeBatch
 from enginecore.engine.site import Site
-from enginecore.errors import EngineCoreError, ParameterError, UnsupportedError
+from enginecore.errors import EngineCoreError, ModelError, ParameterError, UnsupportedError
 from enginecore.models.adapter_files import Adapter, find_adapter, read_adapter
 from enginecore.models.adapter_slots import AdapterSlots, slots_bytes
 from enginecore.models.inspect import ModelShape
@@ -259,7 +259,5 @@ def open_registry(
         try:
             registry.load(name, path)
         except EngineCoreError as error:
-            error.message = f"adapter {name!r} ({path}): {error.message}"
-            error.args = (error.message,)
-            raise
+            raise ModelError(f"adapter {name!r} ({path}): {error.message}", fix=error.fix) from error
     return registry
