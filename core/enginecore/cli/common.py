@@ -78,6 +78,12 @@ def engine_settings(
     kv_events_endpoint: options.KvEventsEndpoint = None,
     kv_events_replay: options.KvEventsReplay = None,
     kv_events_topic: options.KvEventsTopic = None,
+    enable_lora: options.EnableLora = False,
+    lora_modules: options.LoraModules = None,
+    max_loras: options.MaxLoras = 4,
+    max_lora_rank: options.MaxLoraRank = 16,
+    max_cpu_loras: options.MaxCpuLoras = None,
+    lora_root: options.LoraRoot = None,
     device_option: options.DeviceOption = None,
     fuse: options.Fuse = True,
     strict_ops: options.StrictOps = False,
@@ -124,6 +130,12 @@ def engine_settings(
         kv_events_endpoint=kv_events_endpoint,
         kv_events_replay=kv_events_replay,
         kv_events_topic=kv_events_topic,
+        enable_lora=enable_lora,
+        lora_modules=_lora_modules(lora_modules or []),
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
+        max_cpu_loras=max_cpu_loras,
+        lora_root=lora_root,
         device_options=_device_options(device_option or []),
     )
 
@@ -153,6 +165,17 @@ def _tenant_weights(pairs: list[str]) -> dict[str, float]:
             equals = ""
         if not tenant or not equals:
             raise ParameterError(f"tenant_weight must be TENANT=WEIGHT, got {pair!r}", param="tenant_weight")
+    return found
+
+
+def _lora_modules(pairs: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, folder = pair.partition("=")
+        if not name or not folder or name in found:
+            told = "names an adapter twice" if name in found else "must be NAME=DIR"
+            raise ParameterError(f"lora_modules {told}, got {pair!r}", param="lora_modules")
+        found[name] = folder
     return found
 
 
@@ -191,7 +214,7 @@ def engine_argv(engine: EngineArgs) -> list[str]:
     """The command line that gives these settings: what `engine_settings` reads, written."""
     argv: list[str] = []
     for name, parameter in inspect.signature(engine_settings, eval_str=True).parameters.items():
-        if name in ("model", "device_option", "tenant_weight", "debug"):
+        if name in ("model", "device_option", "tenant_weight", "lora_modules", "debug"):
             continue
         value = getattr(engine, "enable_prefix_caching" if name == "prefix_caching" else name)
         flag = "--" + name.replace("_", "-")
@@ -203,6 +226,8 @@ def engine_argv(engine: EngineArgs) -> list[str]:
             argv += [flag, str(value)]
     for tenant, weight in engine.tenant_weights.items():
         argv += ["--tenant-weight", f"{tenant}={weight}"]
+    for name, folder in engine.lora_modules.items():
+        argv += ["--lora-modules", f"{name}={folder}"]
     for option, value in engine.device_options.items():
         argv += ["--device-option", f"{option}={json.dumps(value)}"]
     return [*argv, "--", engine.model]

@@ -256,8 +256,12 @@ def open_registry(
         return None
     registry = AdapterRegistry(runner, scheduler, config)
     for name, path in site.args.lora_modules.items():
-        try:
-            registry.load(name, path)
-        except EngineCoreError as error:
-            raise ModelError(f"adapter {name!r} ({path}): {error.message}", fix=error.fix) from error
+        _load_first(registry, name, path)
     return registry
+
+
+def _load_first(registry: AdapterRegistry, name: str, path: str) -> None:
+    try:
+        registry.load(name, path)
+    except EngineCoreError as error:
+        raise ModelError(f"adapter {name!r} ({path}): {error.message}", fix=error.fix) from error
