@@ -1,12 +1,13 @@
 """What a model is and needs, found before its weights are read.
 
 transformers' class is built on the meta device and run once on a few tokens there. Our attention function sees every
-attention call with its real settings, whatever the architecture calls them in its config.
+attention call with its real settings, whatever the architecture calls them in its config. Well-known decoders have a
+skeleton instead (`enginecore.models.skeleton`), which needs none of transformers and says the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +19,7 @@ from enginecore.errors import ModelError, UnsupportedError
 from enginecore.models.adapter_slots import adaptable_linears
 from enginecore.models.bridge import AttentionCall, build_on_meta, call_model
 from enginecore.models.quantized_config import config_reasons
+from enginecore.models.skeleton import Skeleton, build_skeleton
 from enginecore.models.store import ModelFiles
 
 if TYPE_CHECKING:
@@ -89,11 +91,16 @@ def inspect_model(files: ModelFiles, dtype: str) -> ModelShape:
     Raises ModelError when the config cannot be understood, and UnsupportedError with every reason at once when
     enginecore cannot run such a model correctly on any device.
     """
-    return inspect_meta(files, dtype)[0]
+    return inspect_meta(files, dtype, skeleton=True)[0]
 
 
-def inspect_meta(files: ModelFiles, dtype: str) -> tuple[ModelShape, PreTrainedModel]:
-    """`inspect_model`, and the model on meta that it looked at."""
+def inspect_meta(
+    files: ModelFiles, dtype: str, *, skeleton: bool = False
+) -> tuple[ModelShape, PreTrainedModel | Skeleton]:
+    """`inspect_model`, and the model on meta that it looked at: with `skeleton` a skeleton where there is one."""
+    bare = build_skeleton(files.config, dtype) if skeleton else None
+    if bare is not None:
+        return _shape(bare, files.config["model_type"], bare.model_class, dtype, bare.calls, bare.config), bare
     config = make_config(files)
     reasons = _config_reasons(config, files)
     if reasons:
@@ -104,21 +111,28 @@ def inspect_meta(files: ModelFiles, dtype: str) -> tuple[ModelShape, PreTrainedM
     reasons += _call_reasons(calls, text)
     if reasons:
         raise _unsupported(files, reasons)
+    shape = _shape(model, config.model_type, type(model).__name__, dtype, tuple(calls), text)
+    return replace(shape, vocab_size=vocab_size), model
+
+
+def _shape(
+    model: nn.Module, model_type: str, model_class: str, dtype: str, calls: tuple[AttentionCall, ...], text: Any
+) -> ModelShape:
+    """What a model on meta, whose text has the config `text`, looks like."""
     parameters = {id(parameter): parameter for parameter in model.parameters()}.values()
-    shape = ModelShape(
-        model_type=config.model_type,
-        model_class=type(model).__name__,
+    return ModelShape(
+        model_type=model_type,
+        model_class=model_class,
         dtype=dtype,
-        vocab_size=vocab_size,
+        vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         num_layers=text.num_hidden_layers,
         max_positions=max_positions(text),
         num_parameters=sum(parameter.numel() for parameter in parameters),
         weight_bytes=sum(parameter.numel() * parameter.itemsize for parameter in parameters),
-        calls=tuple(calls),
+        calls=calls,
         linears=adaptable_linears(model),
     )
-    return shape, model
 
 
 def max_positions(config: Any) -> int:

@@ -22,6 +22,7 @@ from enginecore.models.fusion import load_fused, why_not_fused
 from enginecore.models.inspect import ModelShape, inspect_meta
 from enginecore.models.kv_scales import attention_of_calls, read_kv_scales
 from enginecore.models.materialize import Adapt, Materializer, materialize
+from enginecore.models.skeleton import Skeleton
 from enginecore.models.store import ModelFiles
 from enginecore.ops.dispatch import Ops
 
@@ -97,7 +98,7 @@ def load_model(
     ops: Ops | None = None,
     max_model_len: int | None = None,
     quantization: str | None = None,
-    inspected: tuple[ModelShape, PreTrainedModel] | None = None,
+    inspected: tuple[ModelShape, PreTrainedModel | Skeleton] | None = None,
     adapt: Adapt | None = None,
     kv_dtype: str | None = None,
 ) -> Model:
@@ -114,9 +115,18 @@ def load_model(
     """
     if backend.attention is None:
         raise ModelError("this backend has no attention; it runs whole models by itself")
-    shape, model = inspected or inspect_meta(files, dtype)
+    shape, model = inspected or inspect_meta(files, dtype, skeleton=fuse)
+    if isinstance(model, Skeleton) and not fuse:
+        shape, model = inspect_meta(files, dtype)
     ops = ops or Ops(backend.ops, dtype=dtype)
-    checkpoint = Checkpoint(files, model)
+    try:
+        checkpoint = Checkpoint(files, model)
+    except ModelError:
+        if not isinstance(model, Skeleton):
+            raise
+        # Perhaps the names in the files are others that transformers knows; if not, it is the one to complain.
+        shape, model = inspect_meta(files, dtype)
+        checkpoint = Checkpoint(files, model)
     scales = read_kv_scales(checkpoint, shape.calls) if (kv_dtype or "").startswith("float8") else {}
     attentions = attention_of_calls(backend.attention, shape.calls, scales, backend.torch_device())
     weights = Materializer(
