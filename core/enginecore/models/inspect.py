@@ -18,6 +18,7 @@ from enginecore.device.memory import KVCacheSpec
 from enginecore.errors import ModelError, UnsupportedError
 from enginecore.models.adapter_slots import adaptable_linears
 from enginecore.models.bridge import AttentionCall, build_on_meta, call_model
+from enginecore.models.kv_layout import LATENT
 from enginecore.models.quantized_config import config_reasons
 from enginecore.models.skeleton import Skeleton, build_skeleton
 from enginecore.models.store import ModelFiles
@@ -64,14 +65,21 @@ class ModelShape:
                 features=call.features,
             )
             for call in self.calls
+            if call.latent is None  # those are ops with references, which every device has
         ]
         return list(dict.fromkeys(queries))
 
+    def latent_reasons(self, kv_dtype: str) -> list[str]:
+        """Why a cache in `kv_dtype` is not possible for attention over latents."""
+        if kv_dtype == self.dtype or all(call.latent is None for call in self.calls):
+            return []
+        return [f"latents are cached in {self.dtype}, as activations are, not in {kv_dtype}"]
+
     def kv_specs(self, block_size: int, kv_dtype: str | None = None) -> list[KVCacheSpec]:
         """One spec for each page shape. A model's caches are listed in the order of `calls`, whatever their spec."""
-        groups: dict[tuple[int, int], int] = {}
+        groups: dict[tuple[int, int, str], int] = {}
         for call in self.calls:
-            key = (call.num_kv_heads, call.head_size)
+            key = (call.num_kv_heads, call.head_size, "full" if call.latent is None else LATENT)
             groups[key] = groups.get(key, 0) + 1
         return [
             KVCacheSpec(
@@ -80,8 +88,9 @@ class ModelShape:
                 head_size=size,
                 dtype=kv_dtype or self.dtype,
                 block_size=block_size,
+                kind=kind,
             )
-            for (heads, size), count in groups.items()
+            for (heads, size, kind), count in groups.items()
         ]
 
 
@@ -255,6 +264,20 @@ class _TraceStep:
             )
         )
         return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def attend_latent(self, module: Any, query_THW: torch.Tensor, rows_TW: torch.Tensor) -> torch.Tensor:
+        self.calls.append(
+            AttentionCall(
+                layer=module.layer_idx,
+                call=sum(call.layer == module.layer_idx for call in self.calls),
+                num_heads=query_THW.shape[1],
+                num_kv_heads=1,
+                head_size=rows_TW.shape[1],
+                scale=module.scaling,
+                latent=module.latent,
+            )
+        )
+        return query_THW[..., : module.latent]
 
 
 def _trace(model: PreTrainedModel) -> tuple[list[AttentionCall], int, list[str]]:

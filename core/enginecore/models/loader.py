@@ -7,7 +7,8 @@ call, so that the runner never knows which one it has.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -16,6 +17,7 @@ from enginecore.device.backend import Backend
 from enginecore.device.capabilities import AttentionQuery
 from enginecore.device.memory import KVCacheSpec
 from enginecore.errors import ModelError
+from enginecore.layers.latent import absorb_latents
 from enginecore.models.bridge import BridgedModel
 from enginecore.models.checkpoint import Checkpoint
 from enginecore.models.fusion import load_fused, why_not_fused
@@ -145,5 +147,15 @@ def load_model(
     else:
         logger.info("%s runs unfused: %s", shape.model_class, obstacle)
         materialize(model, weights)
-        implementation = BridgedModel(model, attentions, shape.calls)
+        weights.bytes += absorb_latents(model)
+        implementation = BridgedModel(model, attentions, shape.calls, _latent_ops(shape, ops, dtype))
     return Model(shape, implementation, weights.bytes, obstacle is None, len(scales))
+
+
+def _latent_ops(shape: ModelShape, ops: Ops, dtype: str) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """What attention over latents is made of, None where there is none."""
+    call = next((call for call in shape.calls if call.latent is not None), None)
+    if call is None or call.latent is None:
+        return None
+    sizes = {"latent": call.latent, "rope": call.head_size - call.latent, "heads": call.num_heads}
+    return ops.get("latent_cache", dtype, **sizes), ops.get("latent_attention", dtype, **sizes)
