@@ -118,10 +118,10 @@ class Tally:
         #: Where the request is traced, its span.
         self.span: RequestSpan | None = None
 
-    def asked(self, params: SamplingParams) -> None:
-        """How the tokens are to be made."""
+    def asked(self, params: SamplingParams, model: str) -> None:
+        """How the tokens are to be made, and by what."""
         if self.span is not None:
-            self.span.asked(params)
+            self.span.asked(params, model)
 
     def update(self, key: int, output: RequestOutput) -> None:
         """The newest figures of prompt number `key` (they are totals, not deltas)."""

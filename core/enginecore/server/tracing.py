@@ -33,7 +33,7 @@ _OPERATIONS = {
     "/enginecore.v1.Inference/Embed": "embeddings",
 }
 #: SamplingParams' name -> (the convention's name, the value that asks for nothing).
-_ASKED = {
+_ASKED: dict[str, tuple[str, Any]] = {
     "temperature": ("gen_ai.request.temperature", None),
     "top_p": ("gen_ai.request.top_p", None),
     "top_k": ("gen_ai.request.top_k", 0),
@@ -57,8 +57,10 @@ class RequestSpan:
         self._reasons: dict[tuple[int, int], str] = {}
         self._cached: dict[int, int] = {}
 
-    def asked(self, params: SamplingParams) -> None:
-        """How to generate, by the client's wish or by default."""
+    def asked(self, params: SamplingParams, model: str) -> None:
+        """How to generate, by the client's wish or by default, and which model or adapter."""
+        self._span.set_attribute("gen_ai.request.model", model)
+        self._span.set_attribute("gen_ai.response.model", model)
         for name, (attribute, neutral) in _ASKED.items():
             value = getattr(params, name)
             if value is not None and value != neutral:
@@ -126,7 +128,6 @@ class Tracer:
                 "gen_ai.operation.name": operation,
                 "gen_ai.provider.name": "enginecore",
                 "gen_ai.request.model": self._model,
-                "gen_ai.response.model": self._model,
             }
         name = f"{operation} {self._model}" if operation is not None else path[1:] if rpc else f"POST {path}"
         parent = self._context.extract(carrier)

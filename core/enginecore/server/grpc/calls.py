@@ -15,10 +15,12 @@ import grpc
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 
+from enginecore.adapters import AdapterKey
 from enginecore.frontend.tenancy import current_tenant
 from enginecore.server.errors import ApiError, as_api_error
 from enginecore.server.gate import Gate
 from enginecore.server.keys import Client, Tally
+from enginecore.server.state import ServerState
 
 logger = logging.getLogger("enginecore.server")
 
@@ -45,14 +47,30 @@ _OURS = frozenset({"INTERNAL", "UNAVAILABLE"})
 class Call:
     """One call: under which id, who asks (once that is known), and the tokens that it has cost."""
 
-    def __init__(self, gate: Gate, method: str, metadata: Any) -> None:
-        self.state = gate.state
-        self.method = method
-        self.headers = {_bytes(name).lower(): _bytes(value) for name, value in metadata or ()}
+    def __init__(self, state: ServerState, details: grpc.HandlerCallDetails, context: grpc.aio.ServicerContext) -> None:
+        self.state = state
+        self.method: str = details.method
+        self._context = context
+        self.headers = {_bytes(name).lower(): _bytes(value) for name, value in details.invocation_metadata or ()}
         given = self.headers.get(b"x-request-id", b"").decode("latin-1")
         self.request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
         self.client: Client | None = None
         self.tally = Tally(None)
+        self.fingerprint_id = state.fingerprint_id()
+        context.set_trailing_metadata(self.tags)
+
+    @property
+    def tags(self) -> tuple[tuple[str, str], ...]:
+        """The trailing metadata of every answer."""
+        return ("x-request-id", self.request_id), ("x-system-fingerprint", self.fingerprint_id)
+
+    def choose_adapter(self, model: str) -> AdapterKey | None:
+        """The adapter that a request's model names, None for the model itself; the answer's fingerprint is then its."""
+        adapter = self.state.adapter_of(model or None)
+        if adapter is not None:
+            self.fingerprint_id = self.state.fingerprint_id(adapter)
+            self._context.set_trailing_metadata(self.tags)
+        return adapter
 
     def identify(self) -> Client:
         """Who is calling? ApiError 401 for nobody known."""
@@ -62,7 +80,7 @@ class Call:
         return self.client
 
 
-class Guard(grpc.aio.ServerInterceptor):
+class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no types
     """Wraps every method but the health service's. Handlers get a `Call` in place of the context."""
 
     def __init__(self, gate: Gate) -> None:
@@ -105,12 +123,11 @@ class Guard(grpc.aio.ServerInterceptor):
         self, details: grpc.HandlerCallDetails, context: grpc.aio.ServicerContext, request: Any
     ) -> AsyncIterator[Call]:
         gate, begun = self._gate, time.monotonic()
-        status, call = "CANCELLED", Call(gate, details.method, details.invocation_metadata)
+        status, call = "CANCELLED", Call(gate.state, details, context)
         free = details.method.startswith(FREE)
         gate.state.in_flight += not free
         try:
             try:
-                context.set_trailing_metadata(self._tags(call))
                 client = call.identify()
                 if free:
                     yield call
@@ -128,21 +145,17 @@ class Guard(grpc.aio.ServerInterceptor):
                     answer = ApiError(500, "internal error")
                 code = code_of(answer)
                 status = code.name
-                await context.abort(code, answer.message, (*self._tags(call), *_told(answer)))
+                await context.abort(code, answer.message, (*call.tags, *_told(answer)))
         finally:
             gate.state.in_flight -= not free
             if call.tally.span is not None:
-                error = None if status == "OK" else status
-                call.tally.span.end(call.tally, status, error, ours=status in _OURS)
+                call.tally.span.end(call.tally, status, None if status == "OK" else status, ours=status in _OURS)
             gate.log(_record(call, context.peer(), status, time.monotonic() - begun), self._body(request))
 
     def _body(self, request: Any) -> bytes:
         """The request as JSON, where the audit is to have it."""
         audited = self._gate.audit is not None and self._gate.audit.with_bodies
         return MessageToJson(request, indent=None).encode() if audited and isinstance(request, Message) else b""
-
-    def _tags(self, call: Call) -> tuple[tuple[str, str], ...]:
-        return ("x-request-id", call.request_id), ("x-system-fingerprint", self._gate.state.fingerprint["id"])
 
 
 def code_of(error: ApiError) -> grpc.StatusCode:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -39,7 +40,8 @@ class GrpcServer:
         self._args = args
         self._server = grpc.aio.server(interceptors=[Guard(gate)], options=options)
         self._health = health.aio.HealthServicer()
-        enginecore_pb2_grpc.add_InferenceServicer_to_server(Inference(gate.state), self._server)
+        add: Any = enginecore_pb2_grpc.add_InferenceServicer_to_server
+        add(Inference(gate.state), self._server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         names = (SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 
+from enginecore.adapters import AdapterKey
 from enginecore.errors import ParameterError
 from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.output_processor import OutputKind
@@ -30,8 +31,8 @@ class Inference(InferenceServicer):
 
     async def Generate(self, request: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
         """The whole answer."""
-        params, outputs = await self._start(request, call, "final")
-        answer = pb.GenerateResponse(request_id=call.request_id, model=self._state.model_name)
+        params, outputs, model = await self._start(request, call, "final")
+        answer = pb.GenerateResponse(request_id=call.request_id, model=model)
         async with contextlib.aclosing(outputs):
             async for output in outputs:
                 self._add_choices(answer, output, params)
@@ -43,10 +44,10 @@ class Inference(InferenceServicer):
 
     async def GenerateStream(self, request: pb.GenerateRequest, call: Call) -> AsyncIterator[pb.GenerateResponse]:
         """News as they come, merged when the client is slow."""
-        params, outputs = await self._start(request, call, "delta")
+        params, outputs, model = await self._start(request, call, "delta")
         async with contextlib.aclosing(outputs):
             async for output in outputs:
-                news = pb.GenerateResponse(request_id=call.request_id, model=self._state.model_name)
+                news = pb.GenerateResponse(request_id=call.request_id, model=model)
                 self._add_choices(news, output, params)
                 if output.finished:
                     news.usage.CopyFrom(convert.usage_of(output))
@@ -58,18 +59,19 @@ class Inference(InferenceServicer):
 
     async def _start(
         self, request: pb.GenerateRequest, call: Call, kind: OutputKind
-    ) -> tuple[SamplingParams, AsyncIterator[RequestOutput]]:
-        """Check a request; what comes back runs it. Errors name the field."""
-        state = self._state
-        state.check_model(request.model or None)
+    ) -> tuple[SamplingParams, AsyncGenerator[RequestOutput, None], str]:
+        """Check a request: its parameters, what runs it, and the name of the model that answers. Errors name the
+        field."""
+        state, adapter = self._state, call.choose_adapter(request.model)
         params, asked = await state.llm.off_loop(convert.sampling_of, state, request, stream=kind == "delta")
-        call.tally.asked(params)
-        prepare = functools.partial(self._prepare, request, params, clamp=not asked)
-        return params, self._run(call, params, prepare, kind)
+        model = adapter[0] if adapter is not None else state.model_name
+        call.tally.asked(params, model)
+        prepare = functools.partial(self._prepare, request, params, adapter, clamp=not asked)
+        return params, self._run(call, params, prepare, kind), model
 
     async def _run(
         self, call: Call, params: SamplingParams, prepare: functools.partial[PreparedRequest], kind: OutputKind
-    ) -> AsyncIterator[RequestOutput]:
+    ) -> AsyncGenerator[RequestOutput, None]:
         llm = self._state.llm
         with self._state.reserve(num_rows(params)) as submitted:
             prompt = await llm.off_loop(prepare)
@@ -80,7 +82,9 @@ class Inference(InferenceServicer):
                         call.tally.update(key, output)
                         yield output
 
-    def _prepare(self, request: pb.GenerateRequest, params: SamplingParams, *, clamp: bool) -> PreparedRequest:
+    def _prepare(
+        self, request: pb.GenerateRequest, params: SamplingParams, adapter: AdapterKey | None, *, clamp: bool
+    ) -> PreparedRequest:
         """Render, tokenise and check; runs in a thread."""
         kind, special = request.WhichOneof("prompt"), request.add_special_tokens
         special = special if request.HasField("add_special_tokens") else kind != "chat"
@@ -89,6 +93,7 @@ class Inference(InferenceServicer):
             params=params,
             priority=request.priority,
             cache_salt=request.cache_salt or None,
+            adapter=adapter,
             add_special_tokens=special,
             clamp=clamp,
         )
@@ -113,7 +118,7 @@ class Inference(InferenceServicer):
 
     async def Tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         """Token ids of a text or of a rendered conversation."""
-        self._state.check_model(request.model or None)
+        self._state.adapter_of(request.model or None)
         ids = await self._state.llm.off_loop(self._tokenize, request)
         return pb.TokenizeResponse(token_ids=ids, max_model_len=self._state.llm.config.max_model_len)
 
@@ -135,6 +140,6 @@ class Inference(InferenceServicer):
 
     async def Detokenize(self, request: pb.DetokenizeRequest, call: Call) -> pb.DetokenizeResponse:
         """The text of token ids, special tokens included."""
-        self._state.check_model(request.model or None)
+        self._state.adapter_of(request.model or None)
         text = await self._state.llm.off_loop(decode_ids, self._state, list(request.token_ids), "token_ids")
         return pb.DetokenizeResponse(text=text)
