@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from tests.server.fake_engine import saying
-from tests.server.grpc.wire import Wire, wired
+from tests.server.grpc.wire import Wire, halt_after_a_step, wired
 
 Code = grpc.StatusCode
 LONG = pb.GenerateRequest(text="ab", sampling=pb.Sampling(max_tokens=60, ignore_eos=True))
@@ -88,13 +88,13 @@ async def test_a_message_that_is_too_large() -> None:
 async def test_cancelling_and_deadlines_free_what_a_call_held() -> None:
     async with wired() as wire:
         engine = wire.http.engine
+        halt_after_a_step(wire)
         stream = wire.stub.GenerateStream(LONG)
         await anext(aiter(stream))
         assert engine.num_live == 1
         stream.cancel()
         await gone(wire)
         assert len(engine.aborted) == 1
-        engine.pause = True
         call = asyncio.ensure_future(wire.stub.Generate(LONG))
         await until(lambda: engine.num_live == 1)
         call.cancel()
@@ -141,6 +141,7 @@ async def test_keys_on_everything_but_health(tmp_path: Path) -> None:
 async def test_the_limits_of_a_key() -> None:
     args = ServerArgs(key_concurrency=1, key_requests_per_minute=3)
     async with wired(args=args) as wire:
+        halt_after_a_step(wire)
         stream = wire.stub.GenerateStream(LONG)
         await anext(aiter(stream))
         over_http = await wire.http.post("/v1/completions", prompt="x", max_tokens=1)
@@ -157,6 +158,7 @@ async def test_the_limits_of_a_key() -> None:
 
 async def test_the_queues_limit() -> None:
     async with wired(args=ServerArgs(max_waiting=0), max_num_seqs=1) as wire:
+        halt_after_a_step(wire)
         stream = wire.stub.GenerateStream(LONG)
         await anext(aiter(stream))
         error = await refused(wire.stub.Generate(LONG))

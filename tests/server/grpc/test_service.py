@@ -84,7 +84,7 @@ async def test_an_answer_and_its_stream() -> None:
         request = pb.GenerateRequest(model="toy", text="ab hello", sampling=sampling)
         whole = await wire.stub.Generate(request, metadata=(("x-request-id", "mine"),))
         parts = [part async for part in wire.stub.GenerateStream(request)]
-        assert whole.request_id == "mine" and whole.model == "toy" and len(parts) > 2
+        assert whole.request_id == "mine" and whole.model == "toy" and parts
         assert [choice.text for choice in whole.choices] == ["hello world"] * 2
         first = whole.choices[0]
         assert first.finish_reason == pb.FINISH_REASON_STOP and first.WhichOneof("stop_reason") is None

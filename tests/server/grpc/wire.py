@@ -35,3 +35,15 @@ async def wired(script: Script = parrot, *, credentials: Any = None, **options: 
                 yield Wire(http, rpc, channel, InferenceStub(channel))
         finally:
             await rpc.stop(0)
+
+
+def halt_after_a_step(wire: Wire) -> None:
+    """The engine makes one step and then waits, so that a call that has its first token is sure to be running."""
+    engine = wire.http.engine
+    step = engine._step
+
+    def once() -> Any:
+        engine.pause = True
+        return step()
+
+    engine._step = once  # type: ignore[method-assign]
