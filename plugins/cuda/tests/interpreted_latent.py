@@ -1,6 +1,8 @@
 """A model with latent attention through the whole engine over interpreted Triton kernels.
 
     TRITON_INTERPRET=1 python interpreted_latent.py FOLDER        writes FOLDER/result.json
+
+The model is a tiny random DeepSeek-V3, with experts.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prompts over a cache of latents, with the tiles of `mla_decode`.
 
-Rows are (token, head) pairs of one sequence, heads fastest, cut into pieces of BLOCK_M: all heads share the cached rows,
-so a piece of 32 rows of 128 heads is one token, and one of 4 heads is 8. A piece reads up to its own last token.
+Rows are (token, head) pairs of a sequence, heads fastest, cut into pieces of BLOCK_M, since all heads share the cached
+rows. A piece reads up to its own last token.
 
 Queries are in the latents' space here as in decoding, which costs (2 L + R) / (N + R + V) times the arithmetic of heads
 that are expanded (3.4 for DeepSeek-V3) and no memory for expanded keys and values.
