@@ -22,6 +22,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from tests.server.asgi import Exchange
 from tests.server.fake_engine import saying
+from tests.server.fake_pooling import pooling_server
 from tests.server.grpc.wire import Wire, wired
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
@@ -86,6 +87,15 @@ async def test_one_for_each_request_of_every_route_and_of_grpc() -> None:
         assert span.name == "text_completion toy" and format(span.context.trace_id, "032x") == TRACE
         assert told["rpc.method"] == "enginecore.v1.Inference/Generate" and told["rpc.response.status_code"] == "OK"
         assert told["gen_ai.usage.output_tokens"] == 2
+
+
+async def test_vectors() -> None:
+    async with traced(server=pooling_server()) as (wire, found):
+        await wire.http.post("/v1/embeddings", input="hello world")
+        span, told = only(found)
+        assert span.name == "embeddings toy" and told["gen_ai.usage.input_tokens"] == 2
+        await wire.stub.Embed(pb.EmbedRequest(texts=["hello world"]))
+        assert only(found)[0].name == span.name
 
 
 async def test_a_caller_that_does_not_sample_is_followed() -> None:

@@ -34,8 +34,20 @@ def fitting(state: ServerState, method: str, path: str, handler: Handler) -> Han
 
 
 async def _refuse_generation(state: ServerState, request: Request) -> Response:
+    check_generates(state)
+    raise AssertionError("it generates")
+
+
+async def _refuse_pooling(state: ServerState, request: Request) -> Response:
+    check_pools(state)
+    raise AssertionError("it pools")
+
+
+def check_generates(state: ServerState) -> None:
+    """ApiError where the model is one for pooling."""
     model = state.llm.config.pooling
-    assert model is not None
+    if model is None:
+        return
     routes = "/classify, /v1/score or /v1/rerank" if "classify" in model.tasks else "/v1/embeddings, /v1/score, ..."
     raise ApiError(
         400,
@@ -46,7 +58,10 @@ async def _refuse_generation(state: ServerState, request: Request) -> Response:
     )
 
 
-async def _refuse_pooling(state: ServerState, request: Request) -> Response:
+def check_pools(state: ServerState) -> None:
+    """ApiError where the model generates text."""
+    if state.llm.config.pooling is not None:
+        return
     raise ApiError(
         400,
         f"the model {state.model_name!r} is served to generate text and gives no vectors; serve an embedding model, or "

@@ -93,25 +93,27 @@ async def run_pooling(
 ) -> list[PoolingOutput]:
     """The outputs of the texts that `prepare`, which runs in a thread, gives. There are `count` of them at most. The
     client's hanging up aborts them."""
-    tally: Tally = request.state.tally
+    return await unless_gone(request, pool_texts(state, request.state.tally, request.state.request_id, prepare, count))
 
-    async def run(submitted: Callable[[], None]) -> list[PoolingOutput]:
+
+async def pool_texts(
+    state: ServerState, tally: Tally, request_id: str, prepare: Callable[[], Sequence[PreparedPooling]], count: int
+) -> list[PoolingOutput]:
+    """As `run_pooling`, for a client of any kind: being cancelled aborts what runs."""
+    outputs: list[PoolingOutput] = []
+    with state.reserve(min(count, WAVE)) as submitted:
         texts = await state.llm.off_loop(prepare)
-        outputs: list[PoolingOutput] = []
         for start in range(0, len(texts), WAVE):
             wave: Any = texts[start : start + WAVE]
             found: dict[int, Any] = {}
-            stream = state.llm.stream(wave, request_id=request.state.request_id, kind="final", submitted=submitted)
+            stream = state.llm.stream(wave, request_id=request_id, kind="final", submitted=submitted)
             async with contextlib.aclosing(stream):
                 async for news in stream:
                     found.update(news)
             for key in range(len(wave)):
                 tally.update(start + key, found[key])
                 outputs.append(found[key])
-        return outputs
-
-    with state.reserve(min(count, WAVE)) as submitted:
-        return await unless_gone(request, run(submitted))
+    return outputs
 
 
 def check_numbers(count: int) -> None:

@@ -71,7 +71,7 @@ class RequestSpan:
         if self._first is None and output.num_generated_tokens:
             self._first = time.monotonic() - self._begun
         self._cached[key] = output.num_cached_tokens
-        for choice in output.outputs:
+        for choice in getattr(output, "outputs", ()):  # vectors are no choices
             if choice.finish_reason is not None:
                 self._reasons[key, choice.index] = choice.finish_reason
 
@@ -129,6 +129,8 @@ class Tracer:
                 "gen_ai.provider.name": "enginecore",
                 "gen_ai.request.model": self._model,
             }
+        if operation == "embeddings":
+            told["gen_ai.response.model"] = self._model
         name = f"{operation} {self._model}" if operation is not None else path[1:] if rpc else f"POST {path}"
         parent = self._context.extract(carrier)
         return RequestSpan(self._tracer.start_span(name, parent, kind=SpanKind.SERVER, attributes=told))

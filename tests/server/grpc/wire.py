@@ -25,8 +25,15 @@ class Wire:
 
 
 @contextlib.asynccontextmanager
-async def wired(script: Script = parrot, *, credentials: Any = None, **options: Any) -> AsyncIterator[Wire]:
-    async with running(script, **options) as http:
+async def wired(
+    script: Script = parrot,
+    *,
+    credentials: Any = None,
+    server: contextlib.AbstractAsyncContextManager[Running] | None = None,
+    **options: Any,
+) -> AsyncIterator[Wire]:
+    """Around a server of your own, or one that is made from the script and the options."""
+    async with server or running(script, **options) as http:
         rpc = await GrpcServer.start(http.app.gate, 0)
         target = f"127.0.0.1:{rpc.port}"
         channel = grpc.aio.secure_channel(target, credentials) if credentials else grpc.aio.insecure_channel(target)

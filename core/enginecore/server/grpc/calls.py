@@ -40,6 +40,11 @@ _CODES = {
     501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
 }
+_BY_CODE = {
+    "engine_dead": grpc.StatusCode.UNAVAILABLE,
+    "model_does_not_generate": grpc.StatusCode.UNIMPLEMENTED,
+    "model_does_not_pool": grpc.StatusCode.UNIMPLEMENTED,
+}
 #: Statuses that are the server's fault.
 _OURS = frozenset({"INTERNAL", "UNAVAILABLE"})
 
@@ -160,8 +165,8 @@ class Guard(grpc.aio.ServerInterceptor):  # type: ignore[misc]  # grpcio has no 
 
 def code_of(error: ApiError) -> grpc.StatusCode:
     """The status that an HTTP answer stands for."""
-    if error.code == "engine_dead":
-        return grpc.StatusCode.UNAVAILABLE
+    if error.code in _BY_CODE:
+        return _BY_CODE[error.code]
     return _CODES.get(error.status, grpc.StatusCode.INTERNAL if error.status >= 500 else _CODES[400])
 
 

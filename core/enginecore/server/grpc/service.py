@@ -12,11 +12,12 @@ from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.output_processor import OutputKind
 from enginecore.frontend.outputs import RequestOutput
 from enginecore.request import SamplingParams
-from enginecore.server.errors import ApiError
-from enginecore.server.grpc import convert
+from enginecore.server.grpc import convert, embedding
 from enginecore.server.grpc import enginecore_pb2 as pb
 from enginecore.server.grpc.calls import Call
 from enginecore.server.grpc.enginecore_pb2_grpc import InferenceServicer
+from enginecore.server.kinds import check_generates, check_pools
+from enginecore.server.pooled import pool_texts
 from enginecore.server.protocol import TokenizeRequest
 from enginecore.server.sampling import num_rows
 from enginecore.server.state import ServerState
@@ -62,6 +63,7 @@ class Inference(InferenceServicer):
     ) -> tuple[SamplingParams, AsyncGenerator[RequestOutput, None], str]:
         """Check a request: its parameters, what runs it, and the name of the model that answers. Errors name the
         field."""
+        check_generates(self._state)
         state, adapter = self._state, call.choose_adapter(request.model)
         params, asked = await state.llm.off_loop(convert.sampling_of, state, request, stream=kind == "delta")
         model = adapter[0] if adapter is not None else state.model_name
@@ -113,8 +115,13 @@ class Inference(InferenceServicer):
         return process(text, param="chat")
 
     async def Embed(self, request: pb.EmbedRequest, call: Call) -> pb.EmbedResponse:
-        """Vectors."""
-        raise ApiError(501, f"the model {self._state.model_name!r} generates text; it makes no vectors")
+        """Vectors, in the order of the request."""
+        state = self._state
+        check_pools(state)
+        state.check_model(request.model or None)
+        prepare, count = embedding.texts_of(state, request)
+        outputs = await pool_texts(state, call.tally, call.request_id, prepare, count)
+        return await state.llm.off_loop(embedding.answer_of, state, call.request_id, outputs)
 
     async def Tokenize(self, request: pb.TokenizeRequest, call: Call) -> pb.TokenizeResponse:
         """Token ids of a text or of a rendered conversation."""
