@@ -1,7 +1,9 @@
 """Copy blocks within caches (one launch for all layers), and between a device and the host.
 
-copy_blocks   grid (pairs, caches, pieces of a block): caches are reached through a table of their addresses
-swap_blocks   torch's copies, neighbouring blocks in one; asynchronous where the host's side is pinned
+    copy_blocks   grid (pairs, caches, pieces of a block): caches are reached through a table of their addresses
+    swap_blocks   torch's copies, neighbouring blocks in one; asynchronous where the host's side is pinned
+
+Both move bytes, whatever the layout.
 """
 
 from __future__ import annotations
