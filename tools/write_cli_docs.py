@@ -29,6 +29,7 @@ wrong and, where there is something to type, one that says what; `--debug` adds 
 | 6 | the installed torch was built for another device |
 | 7 | the plugin was built for another version of the contract |
 | 8 | the device cannot run this model or feature |
+| 9 | `run-batch`: finished, but not every request has succeeded |
 | 130 | interrupted |
 """
 
@@ -52,7 +53,8 @@ def _document(command: Any, path: str, parts: list[str]) -> None:
     shared, own = _split([p for p in command.params if p.name != "help"])
     if shared and ENGINE not in parts:
         parts += [ENGINE, *_tables(shared)]
-    parts.append(f"## `{path}{' [MODEL]' if shared else ''}{' COMMAND' if children else ''}`\n")
+    model = any(p.name == "model" and p.param_type_name == "argument" for p in shared)
+    parts.append(f"## `{path}{' [MODEL]' if model else ''}{' COMMAND' if children else ''}`\n")
     parts.append(inspect.cleandoc(command.help or "") + "\n")
     if shared:
         parts.append("Takes [the engine's options](#the-engines-options) too.\n")

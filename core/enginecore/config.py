@@ -12,9 +12,23 @@ from typing import Any, Literal
 
 import msgspec
 
+from enginecore.adapters import RANKS, AdapterInfo, check_adapter_name
 from enginecore.errors import ParameterError
+from enginecore.pooling import PoolingModel, check_pooler_config
 
 DEFAULT_MODEL = "smollm2-135m"
+
+#: What a KV cache may be kept in, by the names of the command line, and torch's name of each. "auto" is the dtype of
+#: activations.
+KV_CACHE_DTYPES = {
+    "bfloat16": "bfloat16",
+    "float16": "float16",
+    "float32": "float32",
+    "int8": "int8",
+    "fp8": "float8_e4m3fn",
+    "fp8_e4m3": "float8_e4m3fn",
+    "fp8_e5m2": "float8_e5m2",
+}
 
 _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12,
           "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
@@ -38,7 +52,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     `max_model_len` "auto" takes the longest that the cache can hold. `long_prefill_token_threshold` caps the tokens
     that one prompt gets in a step (0: only the step's budget caps it). `quantization`: None or "auto" computes with
     weights in `dtype`, whatever the file has; "gguf" keeps a GGUF file's blocks as they are; "int8" turns the weights
-    of any checkpoint into bytes. Both round activations to bytes. `device_options` go to the plugin as they are.
+    of any checkpoint into bytes. Both round activations to bytes. `kv_cache_dtype`: what keys and values are kept in, a
+    name of `KV_CACHE_DTYPES`, or "auto" for `dtype`. `device_options` go to the plugin as they are.
     Steps replay captured graphs where the device can, unless `enforce_eager`; `require_graphs` makes it an error when
     graphs cannot be captured. `kv_events_endpoint` publishes changes of the prefix cache (ZeroMQ, such as tcp://*:5557)
     under `kv_events_topic` (default kv@HOST@MODEL); `kv_events_replay` is where those that were missed can be asked
@@ -47,6 +62,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     A tenant is the name of an API key where a server has several, else a cache salt. `scheduling_policy` "fair" shares
     the work of steps among tenants, by their `tenant_weights` (1 for who is not named). Of the cache's blocks, cached
     prefixes of each tenant keep the share `tenant_cache_floor` while others press, and take `tenant_cache_cap` at most.
+    `runner` says what the model is for: "generate" text, or "pooling" (vectors, scores, classes); "auto" goes by its
+    files. `pooler_config` goes before what the files say of pooling: `pooling_type`, `normalize`, `activation`,
+    `matryoshka`.
     """
 
     model: str = DEFAULT_MODEL
@@ -54,6 +72,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     device: str = "auto"
     dtype: str = "auto"
     quantization: str | None = "auto"
+    kv_cache_dtype: str = "auto"
     max_model_len: int | Literal["auto"] | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
@@ -85,7 +104,15 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     kv_events_endpoint: str | None = None
     kv_events_replay: str | None = None
     kv_events_topic: str | None = None
+    enable_lora: bool = False
+    max_loras: int = 4
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
+    lora_modules: dict[str, str] = {}
+    lora_root: str | None = None
     device_options: dict[str, Any] = {}
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    pooler_config: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "kv_cache_memory", "num_threads"):
@@ -109,16 +136,39 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
             raise ParameterError(
                 f"quantization must be auto, gguf or int8, got {self.quantization!r}", param="quantization"
             )
+        if self.kv_cache_dtype != "auto" and self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ParameterError(
+                f"kv_cache_dtype must be auto, {', '.join(KV_CACHE_DTYPES)}, got {self.kv_cache_dtype!r}",
+                param="kv_cache_dtype",
+            )
         if self.kv_cache_memory is not None and self.num_blocks is not None:
             raise ParameterError("give kv_cache_memory or num_blocks, not both", param="num_blocks")
         self._check_tenants()
+        if self.runner not in ("auto", "generate", "pooling"):
+            raise ParameterError(f"runner must be auto, generate or pooling, got {self.runner!r}", param="runner")
+        check_pooler_config(self.pooler_config)
         for name in ("kv_host_memory", "kv_disk"):
             if getattr(self, name) is not None and not self.enable_prefix_caching:
                 raise ParameterError(f"{name} keeps cached prefixes: it needs prefix caching", param=name)
         if self.kv_disk is not None and not self.kv_disk.strip():
             raise ParameterError("kv_disk must name a folder", param="kv_disk")
+        self._check_adapters()
         if self.enforce_eager and self.require_graphs:
             raise ParameterError("give enforce_eager or require_graphs, not both", param="require_graphs")
+
+    def _check_adapters(self) -> None:
+        self._at_least("max_loras", 1)
+        if self.max_lora_rank not in RANKS:
+            told = f"max_lora_rank must be one of {', '.join(map(str, RANKS))}, got {self.max_lora_rank}"
+            raise ParameterError(told, param="max_lora_rank")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            told = f"max_cpu_loras must be at least max_loras ({self.max_loras}), got {self.max_cpu_loras}"
+            raise ParameterError(told, param="max_cpu_loras")
+        for name in ("lora_modules", "lora_root"):
+            if getattr(self, name) and not self.enable_lora:
+                raise ParameterError(f"{name} needs enable_lora", param=name, fix="add --enable-lora")
+        for name in self.lora_modules:
+            check_adapter_name(name, "lora_modules")
 
     def _check_tenants(self) -> None:
         for tenant, weight in self.tenant_weights.items():
@@ -141,6 +191,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Settings with nothing left open. `choices` lists what was decided for the user, as (setting, value, reason).
 
+    `kv_cache_dtype` is torch's name of what keys and values are kept in, such as "float8_e4m3fn"; "" for a device that
+    keeps its own cache and was not asked for any.
     `copies_blocks` says whether the device can copy a KV block, which sharing the last one of a prompt needs."""
 
     model: str
@@ -161,13 +213,21 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     max_logprobs: int
     quantization: str | None = None
+    kv_cache_dtype: str = ""
     fuse: bool = True
     strict_ops: bool = False
     copies_blocks: bool = True
     tenant_weights: dict[str, float] = {}
     tenant_cache_floor: float = 0.0
     tenant_cache_cap: float = 1.0
+    enable_lora: bool = False
+    max_loras: int = 0
+    max_lora_rank: int = 0
+    max_cpu_loras: int = 0
+    lora_root: str | None = None
     choices: list[tuple[str, str, str]] = []
+    #: What the model gives when it is one for pooling, None when it generates text.
+    pooling: PoolingModel | None = None
 
 
 class ReadyInfo(msgspec.Struct, kw_only=True):
@@ -178,3 +238,4 @@ class ReadyInfo(msgspec.Struct, kw_only=True):
     device_summary: str
     load_seconds: float
     details: dict[str, Any] = {}
+    adapters: list[AdapterInfo] = []

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from enginecore.adapters import AdapterKey
 from enginecore.request import EngineRequest, TokenLogprobs
 
 IntArray = npt.NDArray[np.int64]
@@ -50,6 +51,7 @@ class StepPlan:
     """Row i computes `num_new_N[i]` tokens of the sequence in `slots_N[i]`, from position `starts_N[i]` on; if
     `samples_N[i]`, the last of them is the sequence's last token and a next one is sampled.
 
+    `adapters` (slot for adapters, which one it has from now on) comes before all else.
     `moves`, `new`, `block_updates` (slot, first index, block ids) and `copies` (block src to block dst, no dst being a
     src too) come before the step, in this order.
     """
@@ -62,6 +64,7 @@ class StepPlan:
     block_updates: list[tuple[int, int, list[int]]] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     moves: list[BeamMove] = field(default_factory=list)
+    adapters: list[tuple[int, AdapterKey]] = field(default_factory=list)
 
     @property
     def num_tokens(self) -> int:

@@ -87,7 +87,7 @@ class Accelerator(AcceleratorBackend):
 def start(monkeypatch: Any, model: str, runtime: FakeRuntime, why_none: str = "", **settings: Any) -> InprocClient:
     """The engine with that device in the place of the host's."""
     backend = Accelerator(runtime, why_none)
-    monkeypatch.setattr("enginecore.engine.build.create_backend", lambda *_, **__: backend)
+    monkeypatch.setattr("enginecore.engine.site.create_backend", lambda *_, **__: backend)
     values = {
         "max_num_seqs": 4,
         "max_num_batched_tokens": 32,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 
 import pytest
@@ -69,10 +70,33 @@ def test_replayed_steps_answer_as_transformers_before_and_after_sleep(tiny, monk
     replays = client.step().stats.graph_replays
     assert run(client, PROMPTS, name="late") == tiny[1], "nothing of the lost cache was used"
     assert client.step().stats.graph_replays > replays
-    with pytest.raises(UnsupportedError, match="level 2"):
-        client.call("sleep", 2)
+    with pytest.raises(UnsupportedError, match="level 3"):
+        client.call("sleep", 3)
     client.shutdown()
     assert runtime.reserved_bytes() == 0
+
+
+def test_weights_that_are_dropped_are_read_again(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime = FakeRuntime(64 * MIB)
+    client = start(monkeypatch, tiny[0], runtime)
+    assert run(client, PROMPTS) == tiny[1]
+    held, paged = runtime.reserved_bytes(), client._engine.executor._worker._worker.model.paged
+    model = weakref.ref(paged.model)
+    client.call("sleep", 2)
+    assert model() is None, "somebody still holds the weights"
+    assert client.call("is_sleeping") and runtime.reserved_bytes() == 0 < held
+    runtime.others = 64 * MIB
+    with pytest.raises(OutOfDeviceMemory, match="wake again"):
+        client.call("wake_up")
+    runtime.others = 0
+    client.call("wake_up")
+    replays = client.step().stats.graph_replays
+    assert run(client, PROMPTS, name="late") == tiny[1] and runtime.reserved_bytes() == held
+    assert client.step().stats.graph_replays > replays, "graphs were captured anew"
+    client.call("sleep", 1)
+    client.call("wake_up")
+    assert run(client, PROMPTS[:1], name="last") == tiny[1][:1], "the first level works on what was read again"
+    client.shutdown()
 
 
 def test_a_capture_that_fails_runs_eagerly_with_the_reason(tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,6 +132,22 @@ def test_another_process_that_holds_the_memory(tiny, monkeypatch: pytest.MonkeyP
         start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=8 * MIB - 50_000, graphs=False), **settings)
     with pytest.raises(OutOfDeviceMemory, match="no memory for the smallest attention call"):
         start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=8 * MIB - 2_000, graphs=False))
+
+
+def test_the_cache_takes_less_where_others_hold_memory_unless_the_user_chose(
+    tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, graphs=False), memory_utilization=None)
+    whole = alone.ready.ledger["kv_cache"]
+    others = 8 * MIB - int(0.9 * whole)
+    alone.shutdown()
+    with pytest.raises(KVCacheTooSmall, match="other processes hold the rest"):
+        start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=others, graphs=False), memory_utilization=0.9)
+    client = start(monkeypatch, tiny[0], FakeRuntime(8 * MIB, others=others, graphs=False), memory_utilization=None)
+    assert 0 < client.ready.ledger["kv_cache"] < whole
+    assert any(name == "kv_cache_memory" and "other processes" in why for name, _, why in client.ready.config.choices)
+    assert run(client, PROMPTS, name="crowded") == tiny[1]
+    client.shutdown()
 
 
 def test_refusals_come_before_weights_with_all_reasons_and_the_nearest_setting(

@@ -68,14 +68,14 @@ def resolve(
 
 def test_defaults_are_noted(selected: Any) -> None:
     settings, noted = resolve(selected())
-    assert settings == Settings("float32", 256, 2048, 0.9)
+    assert settings == Settings("float32", 256, 2048, 0.9, "float32")
     assert noted["max_num_seqs"] == ("256", "default") and noted["memory_utilization"] == ("0.9", "default")
 
 
 def test_the_plugins_preference_beats_the_default_and_the_user_beats_both(selected: Any) -> None:
     device = selected('{"max_num_seqs": 32, "max_num_batched_tokens": 512, "dtype": "bfloat16"}')
     settings, noted = resolve(device, max_num_seqs=7)
-    assert settings == Settings("bfloat16", 7, 512, 0.9)
+    assert settings == Settings("bfloat16", 7, 512, 0.9, "bfloat16")
     assert "max_num_seqs" not in noted
     assert noted["max_num_batched_tokens"] == ("512", "preferred by enginecore-acme")
     assert noted["dtype"] == ("bfloat16", "preferred by enginecore-acme")

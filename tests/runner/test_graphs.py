@@ -11,7 +11,7 @@ from enginecore.config import EngineArgs
 from enginecore.device import GraphKey
 from enginecore.device.discovery import InstalledPlugin
 from enginecore.device.select import SelectedDevice
-from enginecore.engine import build, resolve
+from enginecore.engine import build, resolve, site
 from enginecore.engine.engine import Engine
 from enginecore.errors import ParameterError, UnsupportedError
 from enginecore.metrics import Metrics
@@ -41,8 +41,8 @@ def start(tiny: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
         backend = create(fault)
         plugin = InstalledPlugin(distribution="enginecore-recorder", version="1", entry_point="recorder", value="")
         selected = SelectedDevice(plugin=plugin, device="recorder")
-        monkeypatch.setattr(build, "select_device", lambda spec: selected)
-        monkeypatch.setattr(build, "create_backend", lambda selected, **_: backend)
+        monkeypatch.setattr(site, "select_device", lambda spec: selected)
+        monkeypatch.setattr(site, "create_backend", lambda selected, **_: backend)
         monkeypatch.setattr(resolve, "config_defaults", lambda selected, context: {})
         defaults = {"dtype": "float32", "max_model_len": 64, "num_blocks": 24, "max_num_seqs": 6}
         engine, ready = build.build_engine(EngineArgs(model=tiny, device="recorder", **{**defaults, **settings}))

@@ -17,6 +17,7 @@ import numpy as np
 from enginecore.plan import BeamMove
 from enginecore.request import EngineOutput, EngineRequest, SamplingParams, TokenLogprobs
 from enginecore.scheduler import NewRequest, Scheduler, SchedulerConfig, StepPlan, StepResult
+from enginecore.scheduler.lookahead import Flight
 
 VOCAB = 40
 #: A sequence that holds this token gets an error instead of a next one.
@@ -188,15 +189,21 @@ class FakeExecutor:
         return [TokenLogprobs([row.tokens[p]], [-float(p)], 1) for p in range(first, stop)]
 
 
+NOTHING = StepPlan(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.bool_))
+
+
 def _rows(plan: StepPlan) -> list[tuple[int, int, int, bool]]:
     columns = (plan.slots_N, plan.starts_N, plan.num_new_N, plan.samples_N)
     return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 class Harness:
-    """A scheduler with a fake executor; collects what each request got."""
+    """A scheduler with a fake executor; collects what each request got. `ahead`: the next step is planned, and run,
+    before the last one is booked, wherever the scheduler allows it, which `num_ahead` counts."""
 
-    def __init__(self, **config: Any) -> None:
+    def __init__(self, *, ahead: bool = False, **config: Any) -> None:
+        self.ahead, self.num_ahead = ahead, 0
+        self.flying: tuple[Flight, StepResult] | None = None
         defaults = {
             "max_num_seqs": 4, "max_num_batched_tokens": 64, "max_model_len": 64, "num_blocks": 64, "block_size": 4,
         }  # fmt: skip
@@ -211,12 +218,39 @@ class Harness:
             self.outputs[req.request_id] = []
 
     def step(self) -> StepPlan:
+        if not self.ahead:
+            plan = self.scheduler.schedule()
+            self._take(self.scheduler.update(plan, self.executor.execute(plan)))
+            return plan
+        flying, self.flying = self.flying, None
+        if flying is not None and self.scheduler.can_plan_ahead():
+            self.flying = self._launch(ahead=True)
+            self.num_ahead += self.flying is not None
+        if flying is not None:
+            self._take(self.scheduler.book(*flying))
+        if self.flying is None and self.scheduler.has_work():
+            self.flying = self._launch(ahead=False)
+        return self.flying[0].plan if self.flying is not None else NOTHING
+
+    def _launch(self, *, ahead: bool) -> tuple[Flight, StepResult] | None:
+        preempted = self.scheduler.stats().num_preemptions
         plan = self.scheduler.schedule()
-        for output in self.scheduler.update(plan, self.executor.execute(plan)):
+        assert not ahead or self.scheduler.stats().num_preemptions == preempted
+        if ahead and plan.empty:
+            return None
+        return self.scheduler.depart(plan), self.executor.execute(plan)
+
+    def settle(self) -> None:
+        """Book what is still in flight."""
+        if self.flying is not None:
+            self._take(self.scheduler.book(*self.flying))
+            self.flying = None
+
+    def _take(self, outputs: list[EngineOutput]) -> None:
+        for output in outputs:
             assert not self.finished(output.request_id), "news of a request that has ended"
             self.outputs[output.request_id].append(output)
         self.scheduler.pool.check()
-        return plan
 
     def run(self, limit: int = 1000) -> int:
         """Until all is done; how many steps it took."""
@@ -252,6 +286,7 @@ class Harness:
 
     def check_idle(self) -> None:
         """Nothing is left: no block in use, no slot, nobody waiting."""
+        self.settle()
         stats = self.scheduler.stats()
         assert (stats.num_running, stats.num_waiting, stats.num_used_blocks) == (0, 0, 0)
         assert (stats.kv_tokens_held, stats.kv_slots_held) == (0, 0)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from enginecore.config import KV_CACHE_DTYPES
 from enginecore.device.manifest import DoctorFinding
 
 if TYPE_CHECKING:
@@ -14,11 +15,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class BackendFacts:
-    """`problem` says why the backend could not be made; `ops` maps native, reference and refused to op names."""
+    """`problem` says why the backend could not be made; `ops` maps native, reference and refused to op names;
+    `kv_dtypes` are those that a KV cache may be kept in, by torch's names."""
 
     ops: dict[str, list[str]] = field(default_factory=dict)
     runtime: bool = False
     memory: dict[str, Any] = field(default_factory=dict)
+    kv_dtypes: tuple[str, ...] = ()
     problem: str = ""
 
 
@@ -46,20 +49,22 @@ def _ask(probe: DeviceProbe, worker: Any) -> BackendFacts:
     support = about["support"]
     if "error" in support:
         return BackendFacts(problem=f"its backend cannot say what it supports: {support['error']}")
-    return BackendFacts(ops=summary(support), runtime=support["runtime"], memory=about["memory"])
+    kv_dtypes = tuple(about["capabilities"]["kv_dtypes"])
+    return BackendFacts(ops=summary(support), runtime=support["runtime"], memory=about["memory"], kv_dtypes=kv_dtypes)
 
 
 def backend_findings(probe: DeviceProbe, facts: BackendFacts) -> list[DoctorFinding]:
     """Lines of `enginecore doctor` for one device."""
     from enginecore.cli.conformance_results import last_result, told
 
-    kept = last_result(probe.full_name)
-    fix = "" if kept is None or kept["ok"] else f"enginecore conformance --device {probe.device} says what fails"
-    result = DoctorFinding(name="conformance", ok=not fix, detail=told(kept, probe.plugin.version), fix=fix)
+    last = last_result(probe.full_name)
+    fix = "" if last is None or last["ok"] else f"enginecore conformance --device {probe.device} says what fails"
+    result = DoctorFinding(name="conformance", ok=not fix, detail=told(last, probe.plugin.version), fix=fix)
     if facts.problem:
         fix = f"pip install --upgrade {probe.plugin.distribution}"
         return [DoctorFinding(name="backend", ok=False, detail=facts.problem, fix=fix), result]
-    return [*_memory(facts), DoctorFinding(name="ops", ok=True, detail=ops_told(facts)), result]
+    kept = DoctorFinding(name="KV cache", ok=True, detail=kv_dtypes_told(facts))
+    return [*_memory(facts), kept, DoctorFinding(name="ops", ok=True, detail=ops_told(facts)), result]
 
 
 def ops_told(facts: BackendFacts) -> str:
@@ -73,6 +78,14 @@ def ops_told(facts: BackendFacts) -> str:
         names = f" ({', '.join(ops)})" if ops and state != "native" else ""
         parts.append(f"{len(ops)} {state}{names}")
     return ", ".join(parts)
+
+
+def kv_dtypes_told(facts: BackendFacts) -> str:
+    """One line: what --kv-cache-dtype may be, by the command line's names."""
+    if facts.runtime:
+        return "the runtime's own"
+    names = {torch_name: name for name, torch_name in KV_CACHE_DTYPES.items()}
+    return ", ".join(sorted(names.get(dtype, dtype) for dtype in facts.kv_dtypes)) or "none"
 
 
 def _memory(facts: BackendFacts) -> list[DoctorFinding]:

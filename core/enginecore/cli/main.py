@@ -18,6 +18,7 @@ from enginecore.cli.devices import devices
 from enginecore.cli.doctor import doctor
 from enginecore.cli.generate import generate
 from enginecore.cli.plan import plan
+from enginecore.cli.run_batch import run_batch
 from enginecore.cli.serve import serve
 from enginecore.errors import EngineCoreError
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(generate)
+app.command()(run_batch)
 app.command()(chat)
 app.add_typer(bench.app, name="bench")
 app.command()(devices)
@@ -60,7 +62,8 @@ def root(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code.
 
-    0 success, 1 failure, 2 wrong usage or option, 3 to 8 device failures (see `enginecore.errors`), 130 interrupted.
+    0 success, 1 failure, 2 wrong usage or option, 3 to 8 device failures (see `enginecore.errors`), 9 a batch of which
+    some requests failed, 130 interrupted.
     A failure is one line that says what is wrong and one that says what to do; --debug adds the traceback.
     """
     session = Session()

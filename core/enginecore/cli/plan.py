@@ -20,21 +20,24 @@ def plan(
     Example: enginecore plan --device cpu --max-model-len 4096
     """
     from enginecore.cli.devices import print_json
-    from enginecore.engine.build import plan_engine
+    from enginecore.engine.start import plan_start
 
-    ready = plan_engine(engine)
+    ready = plan_start(engine)
     report = plan_report(ready)
     if as_json:
         print_json(report)
         return
     for owner, size in report["ledger"].items():
         typer.echo(f"{owner:>16} {size:>18,} bytes")
-    kv = report["kv_cache"]
-    typer.echo(
-        f"\n{report['model']} on {report['device']} in {report['dtype']}: {kv['num_blocks']:,} KV blocks of "
-        f"{kv['block_size']} tokens hold {kv['tokens']:,} tokens, {kv['full_sequences']} sequences of "
-        f"{report['max_model_len']:,} tokens"
-    )
+    kv, where = report["kv_cache"], f"\n{report['model']} on {report['device']} in {report['dtype']}"
+    if ready.config.pooling is not None:
+        typer.echo(f"{where}: for pooling texts of up to {report['max_model_len']:,} tokens, without a KV cache")
+    else:
+        typer.echo(
+            f"{where}: {kv['num_blocks']:,} KV blocks of {kv['block_size']} tokens hold {kv['tokens']:,} tokens, "
+            f"{kv['full_sequences']} sequences of {report['max_model_len']:,} tokens"
+            + (f", kept in {kv['dtype']}" if kv["dtype"] else "")
+        )
     for choice in report["choices"]:
         typer.echo(f"  {choice['setting']} {choice['value']}: {choice['reason']}")
 
@@ -54,10 +57,9 @@ def plan_report(ready: ReadyInfo) -> dict[str, Any]:
             "num_blocks": config.num_blocks,
             "block_size": config.block_size,
             "block_bytes": None if kv_bytes is None else kv_bytes // config.num_blocks,
+            "dtype": config.kv_cache_dtype or None,
             "tokens": tokens,
             "full_sequences": tokens // config.max_model_len,
         },
-        "choices": [
-            {"setting": name, "value": value, "reason": reason} for name, value, reason in config.choices
-        ],
+        "choices": [{"setting": name, "value": value, "reason": reason} for name, value, reason in config.choices],
     }

@@ -11,12 +11,12 @@ from enginecore.runner.graphs import GraphedModel, GraphPlan
 from enginecore.runner.model import PagedModel, StepModel
 
 if TYPE_CHECKING:
-    from enginecore.engine.build import _Site
+    from enginecore.engine.site import Site
 
 logger = logging.getLogger("enginecore.engine")
 
 
-def require_graphs(site: _Site, reason: str) -> None:
+def require_graphs(site: Site, reason: str) -> None:
     """Graphs are not to be had, for `reason`: UnsupportedError if the user requires them."""
     if site.args.require_graphs:
         device = f"{site.selected.device} ({site.selected.plugin.label})"
@@ -27,7 +27,7 @@ def require_graphs(site: _Site, reason: str) -> None:
 
 
 def capture_graphs(
-    site: _Site, model: PagedModel, plan: GraphPlan, ledger: dict[str, int], max_model_len: int
+    site: Site, model: PagedModel, plan: GraphPlan, ledger: dict[str, int], max_model_len: int
 ) -> StepModel:
     """The model with its graphs, or as it is; `ledger["graphs"]` shrinks to what they hold, and the choice is noted."""
     if not plan.keys:

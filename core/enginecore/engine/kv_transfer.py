@@ -22,12 +22,13 @@ from enginecore.kvcache.host import HostTier
 from enginecore.kvcache.lane import Results, ThreadLane
 from enginecore.kvcache.tiers import BlockMover, Tiers
 from enginecore.models.inspect import ModelShape
+from enginecore.models.kv_layout import LATENT, layout_of
 from enginecore.models.store import ModelFiles
 from enginecore.runner.blocks import PagedMover, RuntimeMover, runtime_moves_blocks
 from enginecore.scheduler import Scheduler
 
 if TYPE_CHECKING:
-    from enginecore.engine.build import _Site
+    from enginecore.engine.site import Site
 
 logger = logging.getLogger("enginecore.engine")
 
@@ -45,13 +46,14 @@ def allocate_caches(
     assert backend.attention is not None
     pools = {}
     for spec in specs:
-        layout = backend.attention.kv_cache_layout(spec)
-        pools[spec.num_kv_heads, spec.head_size] = backend.memory.allocate_kv(layout, num_blocks, spec.num_layers)
+        layout, key = layout_of(backend.attention, spec), (spec.num_kv_heads, spec.head_size, spec.kind == LATENT)
+        pools[key] = backend.memory.allocate_kv(layout, num_blocks, spec.num_layers)
     taken = {key: iter(pool) for key, pool in pools.items()}
-    return [next(taken[call.num_kv_heads, call.head_size]) for call in shape.calls]
+    keys = [(call.num_kv_heads, call.head_size, call.latent is not None) for call in shape.calls]
+    return [next(taken[key]) for key in keys]
 
 
-def check_tiers(site: _Site) -> None:
+def check_tiers(site: Site) -> None:
     """Refuse what cannot be opened, before the weights are read. Raises UnsupportedError or ParameterError."""
     args, runtime = site.args, site.backend.runtime
     limit = memory_limit()
@@ -71,7 +73,7 @@ def check_tiers(site: _Site) -> None:
         )
 
 
-def open_tiers(site: _Site, config: EngineConfig, caches: list[torch.Tensor], scheduler: Scheduler) -> Tiers | None:
+def open_tiers(site: Site, config: EngineConfig, caches: list[torch.Tensor], scheduler: Scheduler) -> Tiers | None:
     """The tiers that the arguments ask for, None for none. A folder that cannot be used is a warning.
 
     Raises ParameterError when host memory holds not one block.
@@ -105,26 +107,26 @@ def open_tiers(site: _Site, config: EngineConfig, caches: list[torch.Tensor], sc
     return Tiers(mover, scheduler.pool, HostTier(slots), results, lanes[0], disk, *lanes[1:])
 
 
-def _block_bytes(site: _Site, config: EngineConfig, caches: list[torch.Tensor]) -> int:
+def _block_bytes(site: Site, config: EngineConfig, caches: list[torch.Tensor]) -> int:
     runtime = site.backend.runtime
     if runtime is None:
         return sum(layout.page_bytes for layout in _layouts(site, config, caches))
     return len(runtime.export_block(0))
 
 
-def _layouts(site: _Site, config: EngineConfig, caches: list[torch.Tensor]) -> list[KVCacheLayout]:
+def _layouts(site: Site, config: EngineConfig, caches: list[torch.Tensor]) -> list[KVCacheLayout]:
     """The layout of each cache, told by its shape."""
     attention = site.backend.attention
     assert attention is not None
     specs: list[KVCacheSpec] = site.kv_specs
     by_shape = {}
     for spec in specs:
-        layout = attention.kv_cache_layout(spec)
+        layout = layout_of(attention, spec)
         by_shape[tuple(layout.shape_for(config.num_blocks)), layout.dtype] = layout
     return [by_shape[tuple(cache.shape), str(cache.dtype).removeprefix("torch.")] for cache in caches]
 
 
-def _mover(site: _Site, config: EngineConfig, caches: list[torch.Tensor], slots: int) -> BlockMover:
+def _mover(site: Site, config: EngineConfig, caches: list[torch.Tensor], slots: int) -> BlockMover:
     if site.backend.runtime is not None:
         return RuntimeMover(site.backend.runtime, slots)
     return PagedMover(site.backend, caches, _layouts(site, config, caches), slots)
@@ -143,7 +145,7 @@ def _open_disk(args: EngineArgs, model: str) -> DiskTier | None:
 # ---- identity --------------------------------------------------------------------------------------------------------
 
 
-def identity(site: _Site, config: EngineConfig, caches: list[torch.Tensor]) -> str:
+def identity(site: Site, config: EngineConfig, caches: list[torch.Tensor]) -> str:
     """Names the folder of blocks that this engine may use: all that their bytes depend on beside tokens, salt and
     adapter, which are in the blocks' own names."""
     layouts = [] if site.backend.runtime is not None else _layouts(site, config, caches)

@@ -13,8 +13,10 @@ _SUBSTITUTES = {
 }
 
 
-def nearest_settings(capabilities: Capabilities, dtype: str, block_size: int) -> str | None:
-    """Options nearest to the refused ones that the device claims; None when these two are not at fault."""
+def nearest_settings(
+    capabilities: Capabilities, dtype: str, block_size: int, kv_dtype: str | None = None
+) -> str | None:
+    """Options nearest to the refused ones that the device claims; None when none of these is at fault."""
     advice = []
     if dtype not in capabilities.dtypes:
         near = next((name for name in _SUBSTITUTES.get(dtype, ()) if name in capabilities.dtypes), None)
@@ -23,4 +25,6 @@ def nearest_settings(capabilities: Capabilities, dtype: str, block_size: int) ->
     if capabilities.block_sizes and block_size not in capabilities.block_sizes:
         size = min(capabilities.block_sizes, key=lambda size: (abs(size - block_size), size))
         advice.append(f"--block-size {size}")
+    if kv_dtype is not None and kv_dtype != dtype and kv_dtype not in capabilities.kv_dtypes:
+        advice.append("--kv-cache-dtype auto")
     return "try " + " ".join(advice) if advice else None

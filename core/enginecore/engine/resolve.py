@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from enginecore.config import EngineArgs
+from enginecore.config import KV_CACHE_DTYPES, EngineArgs
 from enginecore.device import ConfigContext
 from enginecore.device.select import SelectedDevice, config_defaults
 from enginecore.errors import KVCacheTooSmall, ModelError, ParameterError
@@ -29,12 +29,14 @@ class Choices:
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings that do not depend on how much memory is left after loading."""
+    """The settings that do not depend on how much memory is left after loading. `kv_dtype` is torch's name of the
+    KV cache's."""
 
     dtype: str
     max_num_seqs: int
     max_num_batched_tokens: int
     memory_utilization: float
+    kv_dtype: str
 
 
 def model_size(model_config: dict[str, Any], name: str) -> int:
@@ -71,7 +73,9 @@ def resolve_settings(
         else:
             values[name] = DEFAULTS[name]
             choices.note(name, DEFAULTS[name], "default")
-    return Settings(dtype=_dtype(args, preferred, model_config, dtypes, selected, choices), **values)
+    dtype = _dtype(args, preferred, model_config, dtypes, selected, choices)
+    kv_dtype = dtype if args.kv_cache_dtype == "auto" else KV_CACHE_DTYPES[args.kv_cache_dtype]
+    return Settings(dtype=dtype, kv_dtype=kv_dtype, **values)
 
 
 def _dtype(

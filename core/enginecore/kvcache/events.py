@@ -94,17 +94,17 @@ class EventRecorder:
 
     def blocks_stored(
         self, hashes: list[bytes], parent: bytes | None, token_ids: list[int], *, adapter: str | None = None,
-        salted_root: bytes | None = None,
+        adapter_id: int | None = None, salted_root: bytes | None = None,
     ) -> None:  # fmt: skip
-        """Blocks that can be found from now on, with what `stored` is not told: their tokens, the adapter's name, and
-        the chain's root where it is under a salt."""
+        """Blocks that can be found from now on, with what `stored` is not told: their tokens, the adapter's name and
+        which load of it, and the chain's root where it is under a salt."""
         before = None if parent is None else short_hash(parent)
         shorts = [short_hash(block_hash) for block_hash in hashes]
         extra: list[list[str] | None] | None = None
         if salted_root is not None and parent is None:
             extra = [[salted_root.hex()[:32]], *([None] * (len(hashes) - 1))]
         self._events.append(
-            BlockStored(shorts, before, token_ids, self._block_size, lora_name=adapter, extra_keys=extra)
+            BlockStored(shorts, before, token_ids, self._block_size, adapter_id, lora_name=adapter, extra_keys=extra)
         )
 
     def take(self) -> list[KVCacheEvent]:

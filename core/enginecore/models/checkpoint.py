@@ -21,6 +21,7 @@ from enginecore.models.pickle_loader import PickledTensors
 from enginecore.models.quantized_config import read_config
 from enginecore.models.quantized_tensors import Kept, QuantizedTensors
 from enginecore.models.safetensors_loader import SafetensorsFile, TensorSource
+from enginecore.models.skeleton import Skeleton
 from enginecore.models.store import ModelFiles
 from enginecore.ops.int4 import Int4Weight, as_blocks
 from enginecore.ops.quantized import QuantizedWeight
@@ -36,9 +37,11 @@ _COMPUTED = re.compile(
 
 
 class Checkpoint:
-    """The weights of `model` (built on meta) in `files`. Raises ModelError naming what is missing or does not fit."""
+    """The weights of `model` (built on meta) in `files`. Tensors whose names in the files `unused` finds are not looked
+    at. Raises ModelError naming what is missing or does not fit."""
 
-    def __init__(self, files: ModelFiles, model: nn.Module) -> None:
+    def __init__(self, files: ModelFiles, model: nn.Module, unused: re.Pattern[str] | None = None) -> None:
+        self._unused = unused
         self.sources: list[TensorSource] = [_SOURCES[files.kind](path) for path in files.weights]
         quantized = read_config(files.config.get("quantization_config"))
         if quantized is not None and files.kind == "safetensors":
@@ -118,6 +121,8 @@ class Checkpoint:
                 if key in seen:
                     raise ModelError(f"tensor {key!r} is both in {seen[key].path} and in {source.path}")
                 seen[key] = source
+                if self._unused is not None and self._unused.search(key):
+                    continue
                 name, pattern = rename(key)
                 self._add(key, source, name, pattern, converters)
 
@@ -187,6 +192,8 @@ def _natural(key: str) -> tuple[Any, ...]:
 
 def _library_names(model: nn.Module, parameters: dict[str, torch.Tensor]) -> tuple[Rename, dict[str, Any]]:
     """A function from a checkpoint key to (parameter name, conversion pattern), and the conversions by pattern."""
+    if isinstance(model, Skeleton):  # its checkpoints have the model's own names; others are transformers' to rename
+        return lambda key: (key, None), {}
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 

@@ -16,6 +16,7 @@ from enginecore.layers.linear import JoinedLinear, PackedEmbedding, PackedLinear
 from enginecore.models.checkpoint import Checkpoint
 from enginecore.models.quantization import SIMPLER
 from enginecore.models.quantized_tensors import Kept, join
+from enginecore.models.skeleton import Skeleton
 from enginecore.ops.kquants import simpler
 from enginecore.ops.quantized import QuantizedWeight, can_quantize_int8, quantize_int8
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _LARGE = 1 << 18
 
 Pack = Callable[["torch.Tensor | Kept", "torch.Tensor | None"], Any]
+Adapt = Callable[[list[str], Any], Any]
 
 
 #: transformers' mark on tensors that its initialisers must leave alone.
@@ -33,7 +35,8 @@ _INITIALIZED = "_is_hf_initialized"
 
 
 class Materializer:
-    """Reads weights of `checkpoint` onto `device`. `bytes` counts what it made. `schemes` are those of the device."""
+    """Reads weights of `checkpoint` onto `device`. `bytes` counts what it made. `schemes` are those of the device.
+    `adapt` may put something around each linear that was made of certain modules."""
 
     def __init__(
         self,
@@ -42,7 +45,9 @@ class Materializer:
         pack: Pack,
         quantization: str | None = None,
         schemes: frozenset[str] = frozenset(),
+        adapt: Adapt | None = None,
     ) -> None:
+        self._adapt = adapt
         self.checkpoint, self.device, self.bytes = checkpoint, device, 0
         self._pack, self._quantization, self._schemes = pack, quantization, schemes
 
@@ -54,15 +59,19 @@ class Materializer:
 
     def linear(self, prefixes: list[str]) -> Any:
         """One packed linear out of the rows of several, in order. The unpacked weight is gone when this returns."""
+        packed = self._linear(prefixes)
+        return packed if self._adapt is None else self._adapt(prefixes, packed)
+
+    def _linear(self, prefixes: list[str]) -> Any:
         blocks = self._blocks(prefixes) if self._quantization == "gguf" else []
         if len({weight.scheme for weight in blocks}) > 1:  # each part is a product of its own
-            return JoinedLinear([self.linear([prefix]) for prefix in prefixes])
+            return JoinedLinear([self._linear([prefix]) for prefix in prefixes])
         kept = self._kept(prefixes)
         weight: torch.Tensor | Kept | None
         if kept:
             weight = join(kept)
             if weight is None:
-                return JoinedLinear([self.linear([prefix]) for prefix in prefixes])
+                return JoinedLinear([self._linear([prefix]) for prefix in prefixes])
             weight = weight.to(self.device)
         elif blocks:
             data_OB = torch.cat([part.data_OB for part in blocks]) if len(blocks) > 1 else blocks[0].data_OB
@@ -171,7 +180,10 @@ def _fill(prefix: str, module: nn.Module, weights: Materializer) -> None:
 
 
 def restore_buffers(
-    model: PreTrainedModel, device: torch.device, rope_factors: torch.Tensor | None, within: nn.Module | None = None
+    model: PreTrainedModel | Skeleton,
+    device: torch.device,
+    rope_factors: torch.Tensor | None,
+    within: nn.Module | None = None,
 ) -> None:
     """Compute the buffers that are not saved (rotary frequencies, say), as transformers does on loading.
 

@@ -22,7 +22,7 @@ class Worker(Protocol):
 class Sleeping(Protocol):
     """What a worker or executor has that can give its device's memory back and take it again."""
 
-    def sleep(self) -> None: ...
+    def sleep(self, level: int) -> None: ...
 
     def wake_up(self) -> None: ...
 
@@ -44,11 +44,12 @@ class InprocExecutor:
     def reference_ops(self) -> list[str]:
         return self._worker.reference_ops()
 
-    def sleep(self) -> None:
-        """Give the device's memory back. Raises UnsupportedError where it cannot."""
+    def sleep(self, level: int) -> None:
+        """Give the device's memory back: weights wait in host memory (1) or are read from their files again (2).
+        Raises UnsupportedError where it cannot."""
         if not isinstance(self._worker, Sleeping):
             raise UnsupportedError("this engine's worker cannot give memory back while idle")
-        self._worker.sleep()
+        self._worker.sleep(level)
 
     def wake_up(self) -> None:
         """Undo `sleep`. Raises OutOfDeviceMemory, and may be tried again."""

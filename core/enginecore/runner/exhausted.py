@@ -51,10 +51,10 @@ class MemoryGuard:
     def reference_ops(self) -> list[str]:
         return self._worker.reference_ops()
 
-    def sleep(self) -> None:
+    def sleep(self, level: int) -> None:
         if self._sleeper is None:
             self._sleeper = Sleeper(self._backend, self._worker.model)
-        self._sleeper.sleep()
+        self._sleeper.sleep(level)
 
     def wake_up(self) -> None:
         assert self._sleeper is not None, "it was not put to sleep"

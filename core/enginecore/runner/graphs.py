@@ -145,7 +145,7 @@ class GraphedModel:
     def execute(self, batch: RuntimeBatch) -> torch.Tensor:
         count = len(batch.seq_lens)
         size = next((size for size in self.sizes if size >= count), None)
-        self.replayed = size is not None and len(batch.token_ids) == count
+        self.replayed = size is not None and len(batch.token_ids) == count and not self._model.adapting
         if size is None or not self.replayed:
             return self._model.execute(batch)
         self._inputs.fill(batch, size)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
 import torch
 
 from enginecore.device import AttentionMetadata, Backend, ModelRuntime, RuntimeBatch
+from enginecore.layers.lora import RowSlots
 from enginecore.models.loader import Model
 
 
@@ -31,16 +33,35 @@ class PagedModel:
 
     replayed = False
 
-    def __init__(self, model: Model, backend: Backend, kv_caches: list[torch.Tensor]) -> None:
+    def __init__(
+        self, model: Model, backend: Backend, kv_caches: list[torch.Tensor], rows: RowSlots | None = None
+    ) -> None:
+        """`rows`: which adapter each row of a step has, where the model has adapters."""
         assert backend.attention is not None
         self._model = model
         self._attention = backend.attention
         self._device = backend.torch_device()
         self._kv_caches = kv_caches
+        self._rows = rows
+        #: Reads the model from its files again and makes its caches; None where that cannot be had.
+        self.reload: Callable[[], tuple[Model, list[torch.Tensor]]] | None = None
+
+    @property
+    def adapting(self) -> bool:
+        """Whether the step that comes has rows with adapters: no graph was captured of such a step."""
+        return self._rows is not None and self._rows.active
 
     @property
     def model(self) -> Model:
         return self._model
+
+    def exchange(self, model: Model, kv_caches: list[torch.Tensor]) -> None:
+        """Take another copy of the model. The list of caches stays the same object: others look into it, too."""
+        self._model, self._kv_caches[:] = model, kv_caches
+
+    def drop(self) -> None:
+        """Let go of the model; nothing may be computed until `exchange`."""
+        del self._model
 
     @property
     def kv_caches(self) -> list[torch.Tensor]:

@@ -7,6 +7,7 @@ import torch
 
 from enginecore.ops.dispatch import Ops
 from enginecore.plan import NewRequest, StepPlan, StepResult
+from enginecore.runner.adapters import RunnerAdapters
 from enginecore.runner.batch import PersistentBatch, StepInputs
 from enginecore.runner.grammar import Grammars, GrammarStore, missing_logits
 from enginecore.runner.model import StepModel
@@ -26,8 +27,10 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         block_size: int,
+        adapters: RunnerAdapters | None = None,
     ) -> None:
         self._model = model
+        self._adapters = adapters
         self._ops = ops
         self._batch = PersistentBatch(max_num_seqs, max_model_len, block_size)
         #: Slots whose request asks for log-probabilities, of the prompt or the answer.
@@ -43,11 +46,15 @@ class ModelRunner:
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a plan that is not empty; blocks until its tokens are known."""
         self._batch.apply(plan)
+        if self._adapters is not None:
+            self._adapters.place(plan)
         for new in plan.new:
             self._enter(new)
         if plan.copies:
             self._model.copy_blocks(plan.copies)
         inputs = self._batch.inputs(plan)
+        if self._adapters is not None:
+            self._adapters.begin(plan, inputs.batch.logits_indices)
         if self.grammars:
             self.grammars.begin(plan.slots_N[inputs.sample_rows].tolist())
         result = self._model.execute(inputs.batch)
@@ -58,6 +65,8 @@ class ModelRunner:
     def _enter(self, new: NewRequest) -> None:
         self._sampler.enter(new)
         self.grammars.enter(new)
+        if self._adapters is not None:
+            self._adapters.enter(new)
         params = new.request.params
         if params.logprobs is None and params.prompt_logprobs is None:
             self._wants_logprobs.discard(new.slot)

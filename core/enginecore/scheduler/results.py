@@ -6,49 +6,61 @@ import numpy as np
 
 from enginecore.plan import IntArray, StepPlan, StepResult
 from enginecore.request import EngineOutput
-from enginecore.scheduler.beams import Beams
+from enginecore.scheduler.lookahead import Flight, Lookahead
 from enginecore.scheduler.pinning import Pinning
 from enginecore.scheduler.sequence import Sequence
-from enginecore.scheduler.tiering import Tiering
 
 
-class Results(Beams, Tiering, Pinning):
+class Results(Lookahead, Pinning):
     """A base of `Scheduler`, which owns what is named here."""
 
     def _leave(self, sequence: Sequence) -> None:
         raise NotImplementedError
 
     def update(self, plan: StepPlan, result: StepResult) -> list[EngineOutput]:
-        """Book a step's results: advance, append tokens, publish full blocks, finish what is finished."""
-        table, block_size = self.running, self.config.block_size
+        """Book a step's results right away, where none is planned ahead."""
+        return self.book(self.depart(plan), result)
+
+    def book(self, flight: Flight, result: StepResult) -> list[EngineOutput]:
+        """Book a step's results: append tokens, publish full blocks, finish what is finished. Steps are booked in the
+        order in which they departed; rows whose sequence has ended meanwhile have no effect."""
+        plan, table, block_size = flight.plan, self.running, self.config.block_size
         self._let_go()
+        self._in_flight -= 1
         self._counts.num_steps += 1
-        self._charge(plan)
-        self._time_step(plan, result)
+        self._time_step(flight.planned_at, plan, result)
+        alive_N = self.alive(flight)
         slots = plan.slots_N
         ends = plan.starts_N + plan.num_new_N
-        table.num_computed_S[slots] = ends
+        rows, token_ids = np.flatnonzero(plan.samples_N), result.token_ids
+        tokens = np.array(token_ids, np.int64)
+        full_N = ends // block_size > plan.starts_N // block_size
+        if alive_N.all():
+            table.num_booked_S[slots] = ends
+        else:
+            table.num_booked_S[slots[alive_N]] = ends[alive_N]
+            full_N &= alive_N
+            tokens, rows = tokens[alive_N[rows]], rows[alive_N[rows]]
+            token_ids = tokens.tolist()
         for row, entries in result.prompt_logprobs.items():
-            collected = table.sequence(int(slots[row])).prompt_logprobs
+            collected = table.sequence(int(slots[row])).prompt_logprobs if alive_N[row] else None
             if collected is not None:
                 collected += entries
-        for row in np.flatnonzero(ends // block_size > plan.starts_N // block_size).tolist():
+        for row in np.flatnonzero(full_N).tolist():
             self._publish(int(slots[row]), int(ends[row]))
         if self.tiers is not None:
             self.tiers.submit()
 
-        rows = np.flatnonzero(plan.samples_N)
-        tokens = np.array(result.token_ids, np.int64)
         sampled = slots[rows]
-        lengths = table.num_tokens_S[sampled]
+        lengths = ends[rows]
         for slot in sampled[lengths == table.num_prompt_S[sampled]].tolist():
             self.journal.first_token(table.sequence(slot).request_id)
         table.tokens_SL[sampled, lengths] = tokens
+        table.ahead_S[sampled] -= 1
         lengths = lengths + 1
         forced, last = result.forced, tokens
         if forced:
             last = self._append_forced(forced, rows, sampled, tokens, lengths)
-        table.num_tokens_S[sampled] = lengths
         self._counts.generation_tokens += len(rows)
         stopped = (table.stop_SX[sampled] == last[:, None]).any(axis=1)
         at_limit = lengths >= table.max_total_S[sampled]
@@ -57,7 +69,6 @@ class Results(Beams, Tiering, Pinning):
         if self._num_pending:
             self._release_pending(sampled.tolist())
 
-        token_ids = result.token_ids
         if self._groups:
             alone = np.flatnonzero(~table.beam_S[sampled])
             rows, sampled, ended, token_ids = rows[alone], sampled[alone], ended[alone], tokens[alone].tolist()
@@ -94,6 +105,7 @@ class Results(Beams, Tiering, Pinning):
             i = int(np.searchsorted(rows, row))
             self.running.tokens_SL[slots[i], lengths[i] : lengths[i] + len(more)] = more
             lengths[i] += len(more)
+            self.running.num_tokens_S[slots[i]] += len(more)
             last[i] = more[-1]
             self._counts.generation_tokens += len(more)
             self._counts.grammar_fast_forward += len(more)
@@ -127,7 +139,7 @@ class Results(Beams, Tiering, Pinning):
             ends = not request.params.ignore_eos or request.grammar is not None
             is_eos = ends and token in request.eos_token_ids
             output.stop_reason = None if is_eos else token
-        elif self.running.num_tokens_S[slot] >= self.running.max_total_S[slot]:
+        elif self.running.num_known(slot) >= self.running.max_total_S[slot]:
             output.finish_reason = "length"
         else:
             return

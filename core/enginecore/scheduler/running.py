@@ -24,6 +24,14 @@ class RunningTable:
         self.num_tokens_S = np.zeros(max_num_seqs, np.int64)
         self.num_prompt_S = np.zeros(max_num_seqs, np.int64)
         self.num_computed_S = np.zeros(max_num_seqs, np.int64)
+        #: Of the computed tokens, those of steps that are booked.
+        self.num_booked_S = np.zeros(max_num_seqs, np.int64)
+        #: How many of the tokens, the last ones, are being computed and not known yet.
+        self.ahead_S = np.zeros(max_num_seqs, np.int64)
+        #: Slots whose next step can only be prepared when all tokens are known.
+        self.needs_tokens_S = np.zeros(max_num_seqs, np.bool_)
+        #: Counts who enters and leaves each slot.
+        self.entries_S = np.zeros(max_num_seqs, np.int64)
         self.num_blocks_S = np.zeros(max_num_seqs, np.int64)
         self.max_total_S = np.zeros(max_num_seqs, np.int64)
         #: Slots whose sequence is part of a beam search.
@@ -72,7 +80,10 @@ class RunningTable:
         self.tokens_SL[slot, :count] = sequence.token_ids
         self.num_tokens_S[slot] = count
         self.num_prompt_S[slot] = sequence.num_prompt
-        self.num_computed_S[slot] = num_computed
+        self.num_computed_S[slot] = self.num_booked_S[slot] = num_computed
+        self.ahead_S[slot] = 0
+        self.entries_S[slot] += 1
+        self.needs_tokens_S[slot] = sequence.needs_known_tokens
         self.num_blocks_S[slot] = len(sequence.table.blocks)
         self.max_total_S[slot] = sequence.num_prompt + sequence.request.max_tokens
         self.beam_S[slot] = sequence.group is not None
@@ -88,8 +99,9 @@ class RunningTable:
         return slot
 
     def leave(self, sequence: Sequence, key: tuple[int, int], *, keep_slot: bool = False) -> None:
-        """Give the slot back, or keep it reserved; the sequence takes its tokens along."""
+        """Give the slot back, or keep it reserved; the sequence takes the tokens that are known along."""
         slot = sequence.slot
+        self.entries_S[slot] += 1
         sequence.token_ids = self.tokens(slot)
         sequence.slot = -1
         self.sequences[slot] = None
@@ -100,8 +112,11 @@ class RunningTable:
         self._order = None
 
     def tokens(self, slot: int) -> list[int]:
-        ids: list[int] = self.tokens_SL[slot, : self.num_tokens_S[slot]].tolist()
+        ids: list[int] = self.tokens_SL[slot, : self.num_known(slot)].tolist()
         return ids
+
+    def num_known(self, slot: int) -> int:
+        return int(self.num_tokens_S[slot] - self.ahead_S[slot])
 
 
 def _stop_tokens(sequence: Sequence) -> frozenset[int]:

@@ -19,6 +19,7 @@ from typing import Literal
 
 import numpy as np
 
+from enginecore.adapters import AdapterKey
 from enginecore.kvcache import BlockPool, KVCacheManager
 from enginecore.kvcache.events import EventRecorder
 from enginecore.kvcache.eviction import Evictor
@@ -26,6 +27,7 @@ from enginecore.kvcache.tiers import Tiers
 from enginecore.plan import BeamMove, IntArray, NewRequest, StepPlan
 from enginecore.randomness import request_seed
 from enginecore.request import EngineRequest, EngineStats
+from enginecore.scheduler.adapters import MAX_ASIDE, AdapterPlaces
 from enginecore.scheduler.beams import BeamGroup
 from enginecore.scheduler.costs import Costs
 from enginecore.scheduler.fairness import FairQueue, FairShare
@@ -42,7 +44,7 @@ class SchedulerConfig:
     """`long_prefill_token_threshold` 0 means no cap a sequence; `watermark` is the share of blocks that admission
     leaves free for running sequences to grow into. `copies_blocks` says whether plans may ask for copies of blocks.
     `tenant_cache_floor` and `tenant_cache_cap` are shares of the blocks that a tenant's cached prefixes keep, and may
-    take."""
+    take. `max_loras` adapters may be in one batch (0: whoever runs the plans does not ask which)."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -58,14 +60,13 @@ class SchedulerConfig:
     watermark: float = 0.01
     seed: int = 0
     copies_blocks: bool = True
+    max_loras: int = 0
 
 
 class Scheduler(Results):
-    """`add`, `abort`, `schedule`, `update`; nothing here blocks, allocates device memory or knows a device."""
+    """`add`, `abort`, `schedule`, `update` (which is `depart` and `book`, see `lookahead.py`); nothing here blocks, allocates device memory or knows a device."""
 
-    def __init__(
-        self, config: SchedulerConfig, journal: Journal | None = None, *, record_events: bool = False
-    ) -> None:
+    def __init__(self, config: SchedulerConfig, journal: Journal | None = None, *, record_events: bool = False) -> None:
         self.config = config
         self.journal = journal or Journal()
         #: Changes of the prefix index, for whoever takes them after each step.
@@ -80,10 +81,14 @@ class Scheduler(Results):
         self._groups: dict[str, BeamGroup] = {}
         #: The tiers below the device, for whoever has some to set before the first step.
         self.tiers: Tiers | None = None
+        self.adapters = AdapterPlaces(config.max_loras) if config.max_loras else None
         self.costs = Costs(config.block_size)
         self._lifts: list[Lift] = []
         #: When the last plan was made, by the journal's clock.
         self._planned_at = 0.0
+        #: When the last step was booked, by the same.
+        self._timed_at = 0.0
+        self._in_flight = 0
         self._arrivals = 0
         self._num_pending = 0
         self._held: list[int] = []
@@ -147,6 +152,10 @@ class Scheduler(Results):
     def has_work(self) -> bool:
         return bool(self._sequences)
 
+    def num_with_adapter(self, key: AdapterKey) -> int:
+        """Sequences, waiting or running, that have this adapter."""
+        return sum(sequence.request.adapter == key for sequence in self._sequences.values())
+
     def reset_prefix_cache(self) -> int:
         """Forget every cached prefix, those of running sequences and lower tiers too; returns the number of blocks
         forgotten (the most of any tier)."""
@@ -192,6 +201,7 @@ class Scheduler(Results):
             block_updates=updates,
             copies=copies,
             moves=moves,
+            adapters=self.adapters.take_placed() if self.adapters is not None else [],
         )
 
     def _why_no_more(self, num_tokens: int, preempted: bool) -> int:
@@ -213,6 +223,8 @@ class Scheduler(Results):
         if not len(slots):
             return slots, np.zeros(0, np.int64), False
         want = np.minimum(table.num_tokens_S[slots] - table.num_computed_S[slots], self._chunk)
+        if self._in_flight:
+            want[self._ending(slots)] = 0
         slots, give = self._shared_out(slots, want)
         computed = table.num_computed_S[slots]
         if self._groups:
@@ -257,6 +269,7 @@ class Scheduler(Results):
         """Take a sequence's blocks and let it wait again, with its tokens: it is recomputed, cached parts aside."""
         if sequence.group is not None:
             sequence = sequence.group.root
+        assert not self._in_flight, "a sequence with a step in flight is to give its blocks back"
         saved = self._save(sequence)
         self._leave(sequence)
         sequence.lifted = NOTHING
@@ -288,10 +301,14 @@ class Scheduler(Results):
         whole_S = (table.num_tokens_S[slots] + kv.block_size - 1) // kv.block_size
         owed = int(np.maximum(whole_S - table.num_blocks_S[slots], 0).sum()) + self._owed_to_searches()
         admitted: list[tuple[int, int]] = []
-        while budget > 0 and table.has_free_slot:
+        aside: list[Sequence] = []
+        while budget > 0 and table.has_free_slot and len(aside) < MAX_ASIDE:
             sequence = self.waiting.peek()
             if sequence is None:
                 break
+            if self.adapters is not None and not self.adapters.admits(sequence, table, aside):
+                aside.append(self.waiting.pop())
+                continue
             tokens = sequence.token_ids
             cached, donor = self._reusable(sequence)
             whole = kv.blocks_for(len(tokens))
@@ -338,6 +355,8 @@ class Scheduler(Results):
             updates.append((slot, 0, list(sequence.table.blocks)))
             admitted.append((slot, count))
             budget -= count
+        for sequence in aside:
+            self.waiting.push(sequence)
         return admitted
 
     # ---- figures -------------------------------------------------------------------------------------------------

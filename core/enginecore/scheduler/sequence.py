@@ -21,6 +21,21 @@ class Family:
         self.pending: list[Sequence] = []
 
 
+def needs_known_tokens(request: EngineRequest) -> bool:
+    """Whether a step of this request can only be prepared when all its tokens are known to the host: they are counted,
+    compared or followed there."""
+    params = request.params
+    return bool(
+        request.grammar is not None
+        or request.thinking is not None
+        or params.beam is not None
+        or params.repetition_penalty != 1.0
+        or params.frequency_penalty
+        or params.presence_penalty
+        or any(len(words) > 1 for words in request.bad_words_ids)
+    )
+
+
 class Sequence:
     """Everything about a request that is not hot. While it runs, its tokens live in the running table's row `slot`;
     while it waits, in `token_ids`."""
@@ -32,6 +47,7 @@ class Sequence:
         "family",
         "group",
         "lifted",
+        "needs_known_tokens",
         "num_cached",
         "num_preemptions",
         "num_prompt",
@@ -58,6 +74,7 @@ class Sequence:
         self.admitted = False
         self.num_preemptions = 0
         self.cancelled = False
+        self.needs_known_tokens = needs_known_tokens(request)
         #: How far lower tiers have been asked for its prefix since it last ran (`tiering.py`).
         self.lifted = 0
         #: The sequences that share its prompt, when it has such.

@@ -59,7 +59,7 @@ class Sharing:
         if sequence.family is not None:
             for member in sequence.family.members:
                 slot = member.slot
-                if slot >= 0 and self.running.num_computed_S[slot] >= member.num_prompt:
+                if slot >= 0 and self.running.num_booked_S[slot] >= member.num_prompt:
                     return member
         return None
 
@@ -177,8 +177,9 @@ class Sharing:
 
     def _tell_stored(self, sequence: Sequence, hashes: list[bytes], parent: bytes | None, tokens: list[int]) -> None:
         request = sequence.request
+        name, generation = request.adapter or (None, None)
         assert self.events is not None
         self.events.blocks_stored(
-            hashes, parent, tokens, adapter=request.adapter[0] if request.adapter else None,
+            hashes, parent, tokens, adapter=name, adapter_id=generation,
             salted_root=sequence.table.root if request.cache_salt is not None else None,
         )  # fmt: skip

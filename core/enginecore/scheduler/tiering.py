@@ -46,6 +46,7 @@ class Tiering(Sharing):
     costs: Costs
     _lifts: list[Lift]
     _planned_at: float
+    _timed_at: float
     _counts: EngineStats
 
     def _lift(self, sequence: Sequence, cached: int, whole: int, spare: int) -> bool:
@@ -135,10 +136,13 @@ class Tiering(Sharing):
     def _num_lifting(self) -> int:
         return sum(not lift.aborted for lift in self._lifts)
 
-    def _time_step(self, plan: StepPlan, result: StepResult) -> None:
-        """What computing costs, from a step that has just ended."""
+    def _time_step(self, planned_at: float, plan: StepPlan, result: StepResult) -> None:
+        """What computing costs, from a step that has just ended. One that was planned before the last had ended began
+        when that had."""
         if self.tiers is not None:
-            seconds = result.seconds if result.seconds is not None else self.journal.clock() - self._planned_at
+            now = self.journal.clock()
+            seconds = result.seconds if result.seconds is not None else now - max(planned_at, self._timed_at)
+            self._timed_at = now
             self.costs.computed(plan.num_tokens, seconds)
 
     def _send_down(self, sequence: Sequence, stored: list[int]) -> None:

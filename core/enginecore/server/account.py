@@ -34,6 +34,7 @@ async def memory(state: ServerState, request: Request) -> Response:
             "num_blocks": config.num_blocks,
             "block_size": config.block_size,
             "block_bytes": block_bytes,
+            "dtype": config.kv_cache_dtype or None,
             "blocks": blocks,
             "bytes": None if block_bytes is None else {name: count * block_bytes for name, count in blocks.items()},
             "running": {"slots_held": now["slots_held"], "tokens_held": now["tokens_held"]},

@@ -23,24 +23,24 @@ from enginecore_cuda.capabilities import Gpu
 MIB = 2**20
 H200 = Gpu(name="NVIDIA H200", capability=(9, 0), multiprocessors=4)
 PROMPT_LENGTHS, COUNT = (1, 37), 4
-BACKENDS: list[CudaBackend] = []
+#: The last one is what `create` makes a backend of.
+GPUS = [H200]
 
 
-def create(total: int = 1024 * MIB, capture_fails: str | None = None) -> CudaBackend:
+def create(total: int = 1024 * MIB) -> CudaBackend:
     # Interpreted kernels are not torch's operations: a recording would not hold them.
-    runtime = FakeRuntime(total, graphs=capture_fails is not None)
-    runtime.capture_fails = capture_fails
-    BACKENDS.append(CudaBackend(BackendContext(device="cuda"), runtime, H200))
-    return BACKENDS[-1]
+    return CudaBackend(BackendContext(device="cuda"), FakeRuntime(total, graphs=False), GPUS[-1])
 
 
-def write_model(folder: Path) -> Any:
+def write_model(folder: Path, **sizes: Any) -> Any:
     import transformers
 
-    config = transformers.LlamaConfig(
-        vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, tie_word_embeddings=False,
-    )  # fmt: skip
+    values: dict[str, Any] = {
+        "vocab_size": 96, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "max_position_embeddings": 64, "bos_token_id": 1, "eos_token_id": 2,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    config = transformers.LlamaConfig(**values | sizes)
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(config).float().eval()
     with torch.no_grad():
@@ -51,22 +51,22 @@ def write_model(folder: Path) -> Any:
     return model
 
 
-def generate(folder: Path, prompts: list[list[int]], **options: Any) -> dict[str, Any]:
-    """Greedy answers of the engine, and what it says of itself."""
+def generate(folder: Path, prompts: list[list[int]], count: int = COUNT, **settings: Any) -> dict[str, Any]:
+    """Greedy answers of the engine with the log-probability of each token, and what it says of itself."""
     from enginecore.config import EngineArgs
     from enginecore.engine.client import InprocClient
     from enginecore.request import EngineRequest, SamplingParams
     from enginecore.testing import adhoc
     from enginecore.testing.source import BackendSource
 
-    source = BackendSource(factory=f"{Path(__file__).resolve()}:create", options=options)
-    device = adhoc.install(source, folder / f"plugin-{len(options)}")
-    settings: dict[str, Any] = {"dtype": "float32", "max_num_batched_tokens": 24, "max_num_seqs": 4, "strict_ops": True}
-    client = InprocClient(EngineArgs(model=str(folder), device=device, **settings))
+    device = adhoc.install(BackendSource(factory=f"{__name__}:create"), folder / "plugin")
+    args = {"dtype": "float32", "max_num_batched_tokens": 24, "max_num_seqs": 4, "strict_ops": True, **settings}
+    client = InprocClient(EngineArgs(model=str(folder), device=device, **args))
     answers: list[list[int]] = [[] for _ in prompts]
+    logprobs: list[list[float]] = [[] for _ in prompts]
     for i, prompt in enumerate(prompts):
-        params = SamplingParams(temperature=0, ignore_eos=True)
-        client.add(EngineRequest(str(i), prompt, params, COUNT))
+        params = SamplingParams(temperature=0, ignore_eos=True, logprobs=0)
+        client.add(EngineRequest(str(i), prompt, params, count))
     stats: Any = None
     while client.has_work():
         step = client.step()
@@ -74,9 +74,11 @@ def generate(folder: Path, prompts: list[list[int]], **options: Any) -> dict[str
         for output in step.outputs:
             assert output.error is None, output.error
             answers[int(output.request_id)] += output.token_ids
+            logprobs[int(output.request_id)] += [entry.logprobs[0] for entry in output.logprobs or ()]
     ready = client.ready
     told = {
         "answers": answers,
+        "logprobs": logprobs,
         "reference_ops": stats.reference_ops,
         "replays": stats.graph_replays,
         "ledger": ready.ledger,
@@ -87,18 +89,30 @@ def generate(folder: Path, prompts: list[list[int]], **options: Any) -> dict[str
     return told
 
 
-def main(folder: Path) -> None:
-    model = write_model(folder)
+def random_prompts(lengths: tuple[int, ...]) -> list[list[int]]:
     generator = torch.Generator().manual_seed(1)
-    prompts = [torch.randint(3, 96, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
-    expected = []
+    return [torch.randint(3, 96, (length,), generator=generator).tolist() for length in lengths]
+
+
+@torch.inference_mode()
+def greedy(model: Any, prompts: list[list[int]], count: int = COUNT) -> tuple[list[list[int]], list[list[float]]]:
+    """What transformers' model answers, and the log-probability of each token."""
+    answers: list[list[int]] = []
+    logprobs: list[list[float]] = []
     for prompt in prompts:
-        tokens = list(prompt)
-        for _ in range(COUNT):
-            with torch.inference_mode():
-                tokens.append(int(model(torch.tensor([tokens])).logits[0, -1].argmax()))
-        expected.append(tokens[len(prompt) :])
-    result = {"expected": expected, "engine": generate(folder, prompts)}
+        tokens, found = list(prompt), []
+        for _ in range(count):
+            scores = model(torch.tensor([tokens])).logits[0, -1].log_softmax(-1)
+            tokens.append(int(scores.argmax()))
+            found.append(float(scores.max()))
+        answers.append(tokens[len(prompt) :])
+        logprobs.append(found)
+    return answers, logprobs
+
+
+def main(folder: Path) -> None:
+    model, prompts = write_model(folder), random_prompts(PROMPT_LENGTHS)
+    result = {"expected": greedy(model, prompts)[0], "engine": generate(folder, prompts)}
     (folder / "result.json").write_text(json.dumps(result))
 
 
