@@ -1,4 +1,4 @@
-"""enginecore and vLLM in turn on the same work, as bench/peers/README.md describes."""
+"""enginecore, vLLM and llama.cpp in turn on the same work, as bench/peers/README.md describes."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ def run(command: list[str], **environment: str) -> dict[str, Any]:
             report, _ = json.JSONDecoder().raw_decode(done.stdout, match.start())
         except ValueError:
             continue
-        if "output_tok_per_s" in report or "batch" in report:
+        if report.keys() & {"output_tok_per_s", "single_stream_tok_per_s", "batch"}:
             return dict(report)
     raise SystemExit(f"{command[0]} reported no figures")
 
 
 def ours(args: argparse.Namespace, quantization: str, *, stream: bool) -> float:
     """Output tokens a second: of all requests at once, or of one stream of 128 tokens while it decodes."""
-    engine = [args.model, "--device", "cpu", "--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "32"]
+    model = args.gguf if quantization == "gguf" else args.model
+    engine = [model, "--device", "cpu", "--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "32"]
     work = ["latency", "--batch-sizes", "1", "--input-len", "8", "--output-len", "128"] if stream else [
         "throughput", "--num-requests", str(args.num_requests)]  # fmt: skip
     command = [sys.executable, "-m", "enginecore", "bench", work[0], *engine, *work[1:]]
@@ -39,31 +40,56 @@ def ours(args: argparse.Namespace, quantization: str, *, stream: bool) -> float:
     return float(1000 / report["batch"]["1"]["tpot_ms"] if stream else report["output_tok_per_s"])
 
 
+def beside_vllm(args: argparse.Namespace, rates: dict[str, dict[str, list[float]]]) -> None:
+    """One turn of each: everything at once, then one stream."""
+    theirs = [args.vllm_python, str(Path(__file__).with_name("vllm_offline.py")), args.model, str(WORKLOAD)]
+    for name, quantization in (("enginecore", "auto"), ("enginecore int8", "int8")):
+        rates["output_tok_per_s"].setdefault(name, []).append(ours(args, quantization, stream=False))
+        rates["single_stream_tok_per_s"].setdefault(name, []).append(ours(args, quantization, stream=True))
+    report = run([*theirs, str(args.num_requests)], VLLM_CPU_KVCACHE_SPACE="4", VLLM_NO_USAGE_STATS="1",
+                 HF_HUB_OFFLINE="1")  # fmt: skip
+    for kind in ("output_tok_per_s", "single_stream_tok_per_s"):
+        rates[kind].setdefault("vllm", []).append(report[kind])
+
+
+def beside_llama(args: argparse.Namespace, rates: dict[str, dict[str, list[float]]]) -> None:
+    """One turn of each: one stream of the same GGUF file, its blocks served as they are."""
+    script = str(Path(__file__).with_name("llama_stream.py"))
+    report = run([args.llama_python, script, args.gguf, str(os.cpu_count() or 1)])
+    both = rates["gguf_single_stream_tok_per_s"]
+    both.setdefault("enginecore", []).append(ours(args, "gguf", stream=True))
+    both.setdefault("llama.cpp", []).append(report["single_stream_tok_per_s"])
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", required=True, help="a directory of bfloat16 safetensors")
-    parser.add_argument("--vllm-python", required=True, help="the Python of the environment that has vLLM")
+    parser.add_argument("--model", help="a directory of bfloat16 safetensors, for vLLM and us")
+    parser.add_argument("--vllm-python", help="the Python of the environment that has vLLM")
+    parser.add_argument("--gguf", help="a GGUF file, for llama.cpp and us")
+    parser.add_argument("--llama-python", help="the Python of the environment that has llama-cpp-python")
     parser.add_argument("--num-requests", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    theirs = [args.vllm_python, str(Path(__file__).with_name("vllm_offline.py")), args.model, str(WORKLOAD)]
-    all_at_once: dict[str, list[float]] = {"enginecore": [], "enginecore int8": [], "vllm": []}
-    one_stream: dict[str, list[float]] = {"enginecore": [], "enginecore int8": [], "vllm": []}
+    if not (args.model and args.vllm_python) and not (args.gguf and args.llama_python):
+        parser.error("name --model and --vllm-python, or --gguf and --llama-python, or all four")
+    rates: dict[str, dict[str, list[float]]] = {
+        "output_tok_per_s": {}, "single_stream_tok_per_s": {}, "gguf_single_stream_tok_per_s": {},
+    }  # fmt: skip
     for turn in range(args.rounds):
-        for name, quantization in (("enginecore", "auto"), ("enginecore int8", "int8")):
-            all_at_once[name].append(ours(args, quantization, stream=False))
-            one_stream[name].append(ours(args, quantization, stream=True))
-        report = run([*theirs, str(args.num_requests)], VLLM_CPU_KVCACHE_SPACE="4", VLLM_NO_USAGE_STATS="1",
-                     HF_HUB_OFFLINE="1")  # fmt: skip
-        all_at_once["vllm"].append(report["output_tok_per_s"])
-        one_stream["vllm"].append(report["single_stream_tok_per_s"])
-        for kind, rates in (("all at once", all_at_once), ("one stream", one_stream)):
-            latest = ", ".join(f"{name} {values[-1]:.1f}" for name, values in rates.items())
+        if args.vllm_python:
+            beside_vllm(args, rates)
+        if args.llama_python:
+            beside_llama(args, rates)
+        for kind, of in rates.items():
+            latest = ", ".join(f"{name} {values[-1]:.1f}" for name, values in of.items())
             print(f"round {turn + 1}, {kind}: {latest}", flush=True)
     result = {}
-    for kind, rates in (("output_tok_per_s", all_at_once), ("single_stream_tok_per_s", one_stream)):
-        middle = {name: statistics.median(values) for name, values in rates.items()}
-        result[kind] = {**rates, "ratios": {name: middle[name] / middle["vllm"] for name in middle if name != "vllm"}}
+    for kind, of in rates.items():
+        middle = {name: statistics.median(values) for name, values in of.items()}
+        peers = [name for name in middle if not name.startswith("enginecore")]
+        ratios = {f"{name} / {peer}": middle[name] / middle[peer]
+                  for peer in peers for name in middle if name not in peers}  # fmt: skip
+        result[kind] = {**of, "ratios": ratios}
     print(json.dumps(result))
     return 0
 

@@ -12,7 +12,9 @@ from typing import Any, Literal
 
 import msgspec
 
+from enginecore.adapters import RANKS, AdapterInfo, check_adapter_name
 from enginecore.errors import ParameterError
+from enginecore.pooling import PoolingModel, check_pooler_config
 
 DEFAULT_MODEL = "smollm2-135m"
 
@@ -60,6 +62,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     A tenant is the name of an API key where a server has several, else a cache salt. `scheduling_policy` "fair" shares
     the work of steps among tenants, by their `tenant_weights` (1 for who is not named). Of the cache's blocks, cached
     prefixes of each tenant keep the share `tenant_cache_floor` while others press, and take `tenant_cache_cap` at most.
+    `runner` says what the model is for: "generate" text, or "pooling" (vectors, scores, classes); "auto" goes by its
+    files. `pooler_config` goes before what the files say of pooling: `pooling_type`, `normalize`, `activation`,
+    `matryoshka`.
     """
 
     model: str = DEFAULT_MODEL
@@ -99,7 +104,15 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     kv_events_endpoint: str | None = None
     kv_events_replay: str | None = None
     kv_events_topic: str | None = None
+    enable_lora: bool = False
+    max_loras: int = 4
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
+    lora_modules: dict[str, str] = {}
+    lora_root: str | None = None
     device_options: dict[str, Any] = {}
+    runner: Literal["auto", "generate", "pooling"] = "auto"
+    pooler_config: dict[str, Any] = {}
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_num_batched_tokens", "num_blocks", "kv_cache_memory", "num_threads"):
@@ -131,13 +144,31 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         if self.kv_cache_memory is not None and self.num_blocks is not None:
             raise ParameterError("give kv_cache_memory or num_blocks, not both", param="num_blocks")
         self._check_tenants()
+        if self.runner not in ("auto", "generate", "pooling"):
+            raise ParameterError(f"runner must be auto, generate or pooling, got {self.runner!r}", param="runner")
+        check_pooler_config(self.pooler_config)
         for name in ("kv_host_memory", "kv_disk"):
             if getattr(self, name) is not None and not self.enable_prefix_caching:
                 raise ParameterError(f"{name} keeps cached prefixes: it needs prefix caching", param=name)
         if self.kv_disk is not None and not self.kv_disk.strip():
             raise ParameterError("kv_disk must name a folder", param="kv_disk")
+        self._check_adapters()
         if self.enforce_eager and self.require_graphs:
             raise ParameterError("give enforce_eager or require_graphs, not both", param="require_graphs")
+
+    def _check_adapters(self) -> None:
+        self._at_least("max_loras", 1)
+        if self.max_lora_rank not in RANKS:
+            told = f"max_lora_rank must be one of {', '.join(map(str, RANKS))}, got {self.max_lora_rank}"
+            raise ParameterError(told, param="max_lora_rank")
+        if self.max_cpu_loras is not None and self.max_cpu_loras < self.max_loras:
+            told = f"max_cpu_loras must be at least max_loras ({self.max_loras}), got {self.max_cpu_loras}"
+            raise ParameterError(told, param="max_cpu_loras")
+        for name in ("lora_modules", "lora_root"):
+            if getattr(self, name) and not self.enable_lora:
+                raise ParameterError(f"{name} needs enable_lora", param=name, fix="add --enable-lora")
+        for name in self.lora_modules:
+            check_adapter_name(name, "lora_modules")
 
     def _check_tenants(self) -> None:
         for tenant, weight in self.tenant_weights.items():
@@ -189,7 +220,14 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tenant_weights: dict[str, float] = {}
     tenant_cache_floor: float = 0.0
     tenant_cache_cap: float = 1.0
+    enable_lora: bool = False
+    max_loras: int = 0
+    max_lora_rank: int = 0
+    max_cpu_loras: int = 0
+    lora_root: str | None = None
     choices: list[tuple[str, str, str]] = []
+    #: What the model gives when it is one for pooling, None when it generates text.
+    pooling: PoolingModel | None = None
 
 
 class ReadyInfo(msgspec.Struct, kw_only=True):
@@ -200,3 +238,4 @@ class ReadyInfo(msgspec.Struct, kw_only=True):
     device_summary: str
     load_seconds: float
     details: dict[str, Any] = {}
+    adapters: list[AdapterInfo] = []

@@ -9,6 +9,7 @@ import msgspec
 
 from enginecore.constraints import StructuredOutputsParams, Thinking, structured_outputs_of
 from enginecore.errors import ParameterError
+from enginecore.pooling import Pooled, PoolingParams
 
 #: Seeds and other integers of a request must fit a signed 64-bit number.
 INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
@@ -229,6 +230,8 @@ class EngineRequest(msgspec.Struct, array_like=True):
     `pin_prefix` (tokens, seconds) keeps the full blocks of that many first tokens cached for that long from when they
     are computed; every request that names it begins the time anew. `tenant` is whose account the work goes on (None:
     the cache salt's). `grammar` is llguidance's text of what the answer must look like, `thinking` the bound on it.
+    With `pooling` no token is generated: the answer is numbers. `second_from` is then where the second text of a pair
+    begins.
     """
 
     request_id: str
@@ -248,6 +251,8 @@ class EngineRequest(msgspec.Struct, array_like=True):
     tenant: str | None = None
     grammar: str | None = None
     thinking: Thinking | None = None
+    pooling: PoolingParams | None = None
+    second_from: int | None = None
 
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
@@ -287,6 +292,8 @@ class EngineOutput(msgspec.Struct, array_like=True, gc=False):
     error: str | None = None
     #: The answers of a beam search, best first; its only output has them.
     beams: list[BeamAnswer] | None = None
+    #: What a pooling model says of the text; its only output has it.
+    pooled: Pooled | None = None
 
 
 class EngineStats(msgspec.Struct, array_like=True):
@@ -295,6 +302,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     `grammar_fast_forward` counts tokens that a grammar forced and that were not computed one by one.
     `num_forks` sequences took over `forked_tokens` computed tokens from a sibling (n, best_of, beams); `copied_tokens`
     were matched inside a cached block, which was copied.
+    `adapter_steps` had rows with an adapter; `adapter_swaps` adapters were put into a slot of the device.
     Steps are `graph_replays`, `eager_steps`, or `lost_steps` that found the device's memory exhausted.
     `lifted_tokens` came up from host memory into the device's cache, `fetched_tokens` from disk into host memory;
     `num_swaps` preempted sequences left their blocks in a lower tier to come back from. `host_blocks` and `disk_blocks`
@@ -326,6 +334,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     num_swaps: int = 0
     host_blocks: int = 0
     disk_blocks: int = 0
+    adapter_steps: int = 0
+    adapter_swaps: int = 0
 
 
 class StepOutputs(msgspec.Struct, array_like=True):

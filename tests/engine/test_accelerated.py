@@ -80,7 +80,7 @@ def test_weights_that_are_dropped_are_read_again(tiny, monkeypatch: pytest.Monke
     runtime = FakeRuntime(64 * MIB)
     client = start(monkeypatch, tiny[0], runtime)
     assert run(client, PROMPTS) == tiny[1]
-    held, paged = runtime.reserved_bytes(), client.engine.executor._worker._worker.model.paged
+    held, paged = runtime.reserved_bytes(), client._engine.executor._worker._worker.model.paged
     model = weakref.ref(paged.model)
     client.call("sleep", 2)
     assert model() is None, "somebody still holds the weights"

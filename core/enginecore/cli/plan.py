@@ -20,9 +20,9 @@ def plan(
     Example: enginecore plan --device cpu --max-model-len 4096
     """
     from enginecore.cli.devices import print_json
-    from enginecore.engine.build import plan_engine
+    from enginecore.engine.start import plan_start
 
-    ready = plan_engine(engine)
+    ready = plan_start(engine)
     report = plan_report(ready)
     if as_json:
         print_json(report)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import time
+from functools import partial
 
 import msgspec
 import torch
@@ -12,6 +13,7 @@ import torch
 from enginecore.clock import Clock
 from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.engine.account import MemoryAccount
+from enginecore.engine.adapters import open_registry, open_slots, watch_modules
 from enginecore.engine.engine import Engine
 from enginecore.engine.graphs import capture_graphs, require_graphs
 from enginecore.engine.kv_events import EventPublisher, open_publisher
@@ -29,6 +31,7 @@ from enginecore.models.loader import load_model
 from enginecore.ops.dispatch import Ops
 from enginecore.parallel.executor import InprocExecutor
 from enginecore.runner import ModelRunner
+from enginecore.runner.adapters import RunnerAdapters
 from enginecore.runner.exhausted import MemoryGuard
 from enginecore.runner.model import PagedModel, RuntimeModel, StepModel
 from enginecore.runner.profile import can_measure, measure_activations
@@ -66,6 +69,7 @@ def build_at(site: Site, clock: Clock | None, begun: float) -> tuple[Engine, Rea
             **(selected.probe.details if selected.probe else {}),
             "batch_invariant": site.backend.capabilities.batch_invariant,
         },
+        adapters=engine.list_adapters(),
     )
     return engine, ready
 
@@ -77,6 +81,8 @@ def _assemble(site: Site, clock: Clock | None, publisher: EventPublisher | None)
         model, config, ledger, caches = _load_runtime(site)
     else:
         model, config, ledger, caches = _load_paged(site, ops)
+    slots = site.adapter_slots
+    adapters = None if slots is None else RunnerAdapters(slots, config.max_num_seqs, backend.torch_device())
     runner = ModelRunner(
         model,
         device=backend.torch_device(),
@@ -85,6 +91,7 @@ def _assemble(site: Site, clock: Clock | None, publisher: EventPublisher | None)
         max_num_seqs=config.max_num_seqs,
         max_model_len=config.max_model_len,
         block_size=config.block_size,
+        adapters=adapters,
     )
     worker = MemoryGuard(runner, backend)
 
@@ -95,6 +102,7 @@ def _assemble(site: Site, clock: Clock | None, publisher: EventPublisher | None)
         backend.shutdown()
 
     engine = Engine(config, InprocExecutor(worker, release), clock, publisher, runner.grammars.store)
+    engine.adapters = open_registry(site, config, slots, adapters, engine.scheduler)
     engine.ledger = ledger
     engine.account = MemoryAccount(ledger, site.loaded_bytes, backend.memory, caches)
     engine.use_tiers(open_tiers(site, config, caches, engine.scheduler))
@@ -152,7 +160,7 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
     if not graphs.keys:
         require_graphs(site, graphs.reason)
     max_model_len = resolve_max_model_len(args, shape.max_positions, Choices())
-    specs = shape.kv_specs(args.block_size)
+    specs = shape.kv_specs(args.block_size, settings.kv_dtype)
     usable = memory.memory_info().usable_bytes
     if args.kv_cache_memory is not None and args.kv_cache_memory > usable:
         raise KVCacheTooSmall(
@@ -164,7 +172,9 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
         fit_blocks(args, max_model_len, block_bytes_of(site, specs), None, settings.max_num_seqs, Choices())
 
     before = memory.process_used_bytes()
-    model = load_model(
+    site.adapter_slots = slots = open_slots(site, shape, ops)
+    load = partial(
+        load_model,
         site.files,
         backend=backend,
         dtype=settings.dtype,
@@ -172,8 +182,9 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
         ops=ops,
         max_model_len=max_model_len,
         quantization=quantization,
-        inspected=inspected,
+        adapt=slots.adapt if slots is not None else None,
     )
+    model = load(inspected=inspected)
     site.loaded_bytes = memory.process_used_bytes() - before
     if not explicit and can_measure(backend):
         sizes = settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len
@@ -187,6 +198,10 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
             fix="stop them, or lower memory_utilization, kv_cache_memory or num_blocks",
         )
     caches = allocate_caches(backend, shape, specs, config.num_blocks)
-    paged = PagedModel(model, backend, caches)
+    paged = PagedModel(model, backend, caches, slots.rows if slots is not None else None)
+    if slots is not None and not model.fused:
+        watch_modules(slots, paged)
+    if slots is None:
+        paged.reload = lambda: (load(), allocate_caches(backend, shape, specs, config.num_blocks))
     graphed = capture_graphs(site, paged, graphs, ledger, config.max_model_len)
     return graphed, msgspec.structs.replace(config, choices=site.choices.made), ledger, caches

@@ -213,10 +213,10 @@ class InprocClient:
     """An engine in this process, for offline use: the caller drives `step`."""
 
     def __init__(self, args: EngineArgs) -> None:
-        from enginecore.engine.build import build_engine
+        from enginecore.engine.start import start_engine
 
         self._engine: Engine
-        self._engine, self.ready = build_engine(args)
+        self._engine, self.ready = start_engine(args)
 
     def add(self, request: EngineRequest) -> None:
         self._engine.add(request)

@@ -8,6 +8,7 @@ from typing import Any
 from enginecore.clock import Clock, RealClock
 from enginecore.config import EngineConfig
 from enginecore.engine.account import MemoryAccount
+from enginecore.engine.adapters import AdapterCalls
 from enginecore.engine.exhausted import lose_step
 from enginecore.engine.grammar_gate import GrammarGate
 from enginecore.engine.kv_events import EventPublisher
@@ -24,7 +25,7 @@ from enginecore.scheduler.pinning import prefix_name
 MAX_WAIT_S = 0.01
 
 
-class Engine:
+class Engine(AdapterCalls):
     """Owns the scheduler and the executor. Requests that can never run come back as error outputs of the next step.
 
     `clock` passes the time that a simulated device says its steps take.
@@ -64,7 +65,7 @@ class Engine:
     def _schedule(self, request: EngineRequest, problem: str | None = None) -> None:
         if self._asleep:
             problem = "the engine is asleep: wake it up (POST /wake_up), then try again"
-        problem = problem or self.scheduler.add(request)
+        problem = problem or self._adapter_problem(request) or self.scheduler.add(request)
         since = self._held_since.pop(request.request_id, None)
         if since is not None:
             self.scheduler.journal.held(request.request_id, since)
@@ -105,6 +106,8 @@ class Engine:
             if result.seconds is not None:
                 self.clock.spend(result.seconds)
             self._publish_events()
+            if self.adapters is not None:
+                self.adapters.drop_unused()
         return StepOutputs(outputs, self.stats())
 
     def _publish_events(self) -> None:
@@ -118,20 +121,23 @@ class Engine:
         stats.reference_ops = self.executor.reference_ops()
         stats.graph_replays, stats.eager_steps = self._graph_replays, self._eager_steps
         stats.lost_steps = self._lost_steps
+        if self.adapters is not None:
+            stats.adapter_steps, stats.adapter_swaps = self.adapters.figures()
         return stats
 
     def sleep(self, level: int = 1) -> None:
-        """Give the device's memory back until `wake_up`: weights wait in host memory, what the device has
-        cached is forgotten (lower tiers keep what they have)."""
-        if level != 1:
-            raise UnsupportedError(f"sleep level {level} is not supported", fix="level 1 keeps weights in host memory")
+        """Give the device's memory back until `wake_up`: weights wait in host memory (level 1) or are read from their
+        files again (level 2), what the device has cached is forgotten (lower tiers keep what they have)."""
+        if level not in (1, 2):
+            raise UnsupportedError(f"sleep level {level} is not supported", fix="level 1 keeps weights in host memory, "
+                                   "level 2 reads them again")  # fmt: skip
         if self.has_work():
             raise UnsupportedError("requests are running or waiting", fix="sleep when the engine is idle")
         if not isinstance(self.executor, Sleeping):
             raise UnsupportedError("this engine's executor cannot give memory back while idle")
         if not self._asleep:
             self.scheduler.lose_device_cache()
-            self.executor.sleep()
+            self.executor.sleep(level)
             self._asleep = True
             self._publish_events()
 
@@ -195,6 +201,8 @@ class Engine:
 
     def shutdown(self) -> None:
         self._grammars.shutdown()
+        if self.adapters is not None:
+            self.adapters.shutdown()
         if self.scheduler.tiers is not None:
             self.scheduler.tiers.close()
         if self._publisher is not None:
@@ -217,4 +225,5 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         long_prefill_token_threshold=config.long_prefill_token_threshold,
         seed=config.seed,
         copies_blocks=config.copies_blocks,
+        max_loras=config.max_loras,
     )

@@ -29,6 +29,7 @@ logger = logging.getLogger("enginecore.engine")
 CALLABLE = frozenset(
     {"use_tokenizer", "reset_prefix_cache", "stats", "memory", "explain", "pin", "unpin", "list_pins"}
     | {"sleep", "wake_up", "is_sleeping"}
+    | {"start_loading_adapter", "adapter_load", "unload_adapter", "list_adapters"}
 )
 
 #: After this long without anything to do, the engine prepares for what may come.
@@ -134,9 +135,9 @@ def main() -> int:
     code = 0
     engine = None
     try:
-        from enginecore.engine.build import build_engine
+        from enginecore.engine.start import start_engine
 
-        engine, ready = build_engine(args)
+        engine, ready = start_engine(args)
         gc.freeze()  # else each full collection walks everything that loading made: a pause of some 0.2 s
         outbox.send_multipart([channel.READY, channel.encode(ready)])
         EngineProcess(engine, inbox, outbox).run()

@@ -13,6 +13,7 @@ from enginecore.device.select import SelectedDevice, create_backend, select_devi
 from enginecore.engine.nearest import nearest_settings
 from enginecore.engine.resolve import Choices, Settings, resolve_settings
 from enginecore.errors import UnsupportedError
+from enginecore.models.adapter_slots import AdapterSlots
 from enginecore.models.inspect import ModelShape
 from enginecore.models.quantization import quantization_reasons
 from enginecore.models.store import ModelFiles, resolve_model
@@ -34,6 +35,8 @@ class Site:
     #: What the largest step took beside weights and cache, None as long as it is not measured.
     activation_bytes: int | None = None
     loaded_bytes: int = 0
+    #: The places for adapters, where there are any.
+    adapter_slots: AdapterSlots | None = None
 
 
 def open_site(args: EngineArgs, clock: Clock | None) -> Site:
@@ -73,7 +76,7 @@ def refuse_unsupported(site: Site, shape: ModelShape) -> None:
         reasons.append(f"dtype {site.settings.dtype} is not one of {sorted(capabilities.dtypes)}")
     quantization = None if site.args.quantization == "auto" else site.args.quantization
     reasons += quantization_reasons(site.files, quantization, capabilities)
-    for query in shape.attention_queries(site.args.block_size):
+    for query in shape.attention_queries(site.args.block_size, site.settings.kv_dtype):
         unknown = query.features - capabilities.features
         known = replace(query, features=query.features & capabilities.features)
         reasons += [f"feature {name} is not supported" for name in sorted(unknown)]
@@ -82,5 +85,5 @@ def refuse_unsupported(site: Site, shape: ModelShape) -> None:
         raise UnsupportedError(
             f"{site.selected.device} ({site.selected.plugin.label}) cannot run {site.files.name}",
             reasons=tuple(dict.fromkeys(reasons)),
-            fix=nearest_settings(capabilities, site.settings.dtype, site.args.block_size),
+            fix=nearest_settings(capabilities, site.settings.dtype, site.args.block_size, site.settings.kv_dtype),
         )

@@ -7,9 +7,10 @@ from typing import Any
 
 from enginecore.config import EngineConfig
 from enginecore.device import KVCacheSpec, ModelSpec
+from enginecore.engine.adapters import adapter_bytes, max_cpu_loras, refuse_for_runtime
 from enginecore.engine.resolve import fit_blocks, model_size, resolve_max_model_len
 from enginecore.engine.site import Site
-from enginecore.errors import KVCacheTooSmall, ModelError
+from enginecore.errors import KVCacheTooSmall, ModelError, UnsupportedError
 from enginecore.models.inspect import ModelShape
 from enginecore.runner.graphs import GraphPlan, plan_graphs
 from enginecore.runner.model import runtime_copies_blocks
@@ -29,11 +30,18 @@ def size_runtime(site: Site) -> tuple[ModelSpec, EngineConfig, dict[str, int]]:
     number comes from the args."""
     config, runtime = site.files.config, site.backend.runtime
     assert runtime is not None
+    refuse_for_runtime(site)
     vocab_size = model_size(config, "vocab_size")
     if not vocab_size:
         raise ModelError(f"the config.json of {site.files.name} has no vocab_size")
     max_positions = model_size(config, "max_position_embeddings") or 2**20
     max_model_len = resolve_max_model_len(site.args, max_positions, site.choices)
+    if site.settings.kv_dtype != site.settings.dtype:
+        raise UnsupportedError(
+            f"{site.selected.device} ({site.selected.plugin.label}) keeps its KV cache to itself",
+            reasons=(f"it cannot be told to keep {site.settings.kv_dtype} under {site.settings.dtype}",),
+            fix="leave kv_cache_dtype out",
+        )
     spec = ModelSpec(
         name=site.files.name,
         config=config,
@@ -74,7 +82,7 @@ def size_paged(
     """The configuration, the ledger and what the cache holds, for weights of that many bytes, in memory already if
     `loaded`."""
     max_model_len = resolve_max_model_len(site.args, shape.max_positions, site.choices)
-    site.kv_specs = specs = shape.kv_specs(site.args.block_size)
+    site.kv_specs = specs = shape.kv_specs(site.args.block_size, site.settings.kv_dtype)
     block_bytes = block_bytes_of(site, specs)
     ledger = _ledger(site, shape, before, weight_bytes)
     part, ledger["kv_cache"] = ledger["kv_cache"], _what_is_free(site, ledger, 0 if loaded else weight_bytes)
@@ -101,7 +109,7 @@ def _what_is_free(site: Site, ledger: dict[str, int], pending: int) -> int:
     explicit = (args.memory_utilization, args.kv_cache_memory, args.num_blocks)
     if any(value is not None for value in explicit):
         return part
-    later = pending + ledger["activations"] + ledger.get("graphs", 0)
+    later = pending + ledger["activations"] + ledger.get("graphs", 0) + ledger.get("adapters", 0)
     left = int(_SHARE_OF_FREE * site.backend.memory.memory_info().free_bytes) - later
     if left >= part:
         return part
@@ -136,6 +144,8 @@ def _ledger(site: Site, shape: ModelShape, before: int, weight_bytes: int) -> di
         )
     graphs = plan_site_graphs(site, shape)
     reserved = {"graphs": graphs.budget_bytes} if graphs.keys else {}
+    if site.args.enable_lora:
+        reserved["adapters"] = adapter_bytes(site, shape)
     return split_budget(site, before, weight_bytes, activations, reserved)
 
 
@@ -182,6 +192,12 @@ def engine_config(site: Site, vocab_size: int, max_model_len: int, num_blocks: i
         max_num_batched_tokens=settings.max_num_batched_tokens,
         num_blocks=num_blocks,
         quantization=None if args.quantization == "auto" else args.quantization,
+        kv_cache_dtype=settings.kv_dtype if site.backend.runtime is None else "",
+        enable_lora=args.enable_lora,
+        max_loras=args.max_loras if args.enable_lora else 0,
+        max_lora_rank=args.max_lora_rank if args.enable_lora else 0,
+        max_cpu_loras=max_cpu_loras(site),
+        lora_root=args.lora_root,
         copies_blocks=site.backend.runtime is None or runtime_copies_blocks(site.backend.runtime),
         choices=site.choices.made,
         **values,

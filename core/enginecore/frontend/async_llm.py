@@ -16,16 +16,19 @@ from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
 
+from enginecore.adapters import AdapterInfo
 from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.engine.client import ProcessClient
 from enginecore.errors import EngineCoreError, EngineDeadError
+from enginecore.frontend.adapters import AdapterNames, load_adapter, unload_adapter
 from enginecore.frontend.chat import ChatRenderer, load_template
 from enginecore.frontend.collector import Collector
 from enginecore.frontend.detokenizer import TokenTable
 from enginecore.frontend.generation_config import sampling_defaults
-from enginecore.frontend.input_processor import InputProcessor, PreparedRequest, Prompt, grammar_tokenizer
-from enginecore.frontend.output_processor import Observer, OutputKind, OutputProcessor
+from enginecore.frontend.input_processor import PreparedRequest, Prompt, grammar_tokenizer
+from enginecore.frontend.output_processor import Observer, OutputKind
 from enginecore.frontend.outputs import RequestOutput
+from enginecore.frontend.pooling import processors
 from enginecore.frontend.template_pool import TemplatePool
 from enginecore.frontend.tenancy import current_tenant
 from enginecore.frontend.tokenizer import Tokenizer
@@ -55,9 +58,10 @@ class AsyncLLM:
         self.client = client
         self.ready: ReadyInfo = client.ready
         self.config: EngineConfig = client.ready.config
+        self.adapters = AdapterNames(client.ready.adapters)
         self.tokenizer = tokenizer
         self.table = TokenTable(tokenizer)
-        self.input = InputProcessor(self.config, tokenizer, self.table)
+        self.input, self._output = processors(self.config, tokenizer, self.table, observer)
         self.stats = EngineStats(num_blocks=self.config.num_blocks, num_free_blocks=self.config.num_blocks)
         self.defaults = sampling_defaults(args.generation_config, self.config.model_path, sampling_overrides)
         #: Set once the engine is gone; `dead_error` then says why.
@@ -69,7 +73,6 @@ class AsyncLLM:
             template, tokenizer.special_tokens, render=self._pool.render if self._pool is not None else None
         )
         self.observer = observer
-        self._output = OutputProcessor(self.table, observer)
         self._threads = ThreadPoolExecutor(min(8, (os.cpu_count() or 1) + 2), thread_name_prefix="enginecore-input")
         self._receiver = asyncio.create_task(self._receive())
         self._recent: dict[str, list[str]] = {}
@@ -129,17 +132,22 @@ class AsyncLLM:
         *,
         priority: int = 0,
         cache_salt: str | None = None,
+        adapter: str | None = None,
         output_kind: OutputKind = "cumulative",
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs of one prompt until it has ended, merged when the reader is slow.
 
         By default each output holds everything so far; "delta" gives only what is new, "final" one output. Closing the
         generator, or leaving its loop, aborts the request. `request_id` is only a label: two requests may share one.
+        `adapter` names one that is loaded.
         Raises ParameterError for what is wrong with the request, EngineDeadError when the engine is gone.
         """
         params = sampling_params or SamplingParams(**self.defaults)
         self.check_alive()
-        prepared = await self.off_loop(self.input.process, prompt, params, priority=priority, cache_salt=cache_salt)
+        key = self.adapters.key(adapter)
+        prepared = await self.off_loop(
+            self.input.process, prompt, params, priority=priority, cache_salt=cache_salt, adapter=key
+        )
         stream = self.stream([prepared], request_id=request_id or self.input.internal_id(), kind=output_kind)
         async with contextlib.aclosing(stream):
             async for news in stream:
@@ -226,6 +234,15 @@ class AsyncLLM:
         """KV blocks by state; see `Engine.memory`."""
         blocks: dict[str, int] = await self.client.call("memory")
         return blocks
+
+    async def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:
+        """Serve the adapter in a folder under a name; requests in flight go on meanwhile. `in_place` replaces one of
+        that name, which those that have it keep. EngineCoreError says what is wrong with it."""
+        return await load_adapter(self.client, self.adapters, name, path, in_place=in_place)
+
+    async def unload_adapter(self, name: str) -> int:
+        """Stop serving an adapter; how many sequences keep it until they end."""
+        return await unload_adapter(self.client, self.adapters, name)
 
     async def explain(self, request_id: str) -> list[dict[str, Any]] | None:
         """How the time of a request was spent, a dict for each of its sequences; None when it is not known any more.

@@ -20,6 +20,7 @@ from typing import Any
 import msgspec
 
 from enginecore._version import __version__
+from enginecore.adapters import AdapterInfo
 from enginecore.config import EngineConfig, ReadyInfo
 from enginecore.device.discovery import GROUP
 
@@ -30,7 +31,8 @@ _BLOCK = 64 * 2**10
 _EDGE = 2**20
 
 #: Settings that say where things are or how they are called, not what comes out.
-_NOT_SETTINGS = frozenset({"model", "model_path", "served_model_name", "choices", "device", "plugin", "dtype"})
+_NOT_SETTINGS = frozenset({"model", "model_path", "served_model_name", "choices", "device", "plugin", "dtype",
+                           "max_cpu_loras", "lora_root"})  # fmt: skip
 #: Code that is hashed: what runs, and what it is compiled from.
 _CODE = frozenset({".py", ".so", ".pyd", ".dll", ".dylib", ".json", ".cpp", ".h", ".cu"})
 _LIBRARIES = ("torch", "triton", "transformers", "tokenizers", "numpy", "jinja2", "llguidance")
@@ -57,6 +59,17 @@ def fingerprint(
         "seed_policy": f"requests without a seed get one from the engine's ({config.seed}) and their order of arrival; "
         "choice i of a request has seed + i",
     }
+    return _named(facts)
+
+
+def with_adapter(base: dict[str, Any], adapter: AdapterInfo) -> dict[str, Any]:
+    """The fingerprint of answers that an adapter has a part in, from that of its base model."""
+    facts = {name: value for name, value in base.items() if name not in ("id", "object")}
+    told = {"name": adapter.name, "sha256": adapter.sha256, "rank": adapter.rank}
+    return _named({**facts, "adapter": told})
+
+
+def _named(facts: dict[str, Any]) -> dict[str, Any]:
     digest = hashlib.sha256(msgspec.json.encode(facts, order="deterministic", enc_hook=str)).hexdigest()
     return {"id": f"fp_{digest[:20]}", "object": "fingerprint", **facts}
 

@@ -14,6 +14,7 @@ from typing import Any, Protocol, Union
 
 import msgspec
 
+from enginecore.adapters import AdapterKey
 from enginecore.config import EngineConfig
 from enginecore.constraints import Thinking
 from enginecore.errors import ParameterError
@@ -70,6 +71,7 @@ class PreparedRequest:
     form: AnswerForm = AnswerForm()
     #: (tokens, seconds) of a prefix that is to stay cached.
     pin_prefix: tuple[int, float] | None = None
+    adapter: AdapterKey | None = None
 
     @property
     def num_sequences(self) -> int:
@@ -99,6 +101,7 @@ class PreparedRequest:
                 priority=self.priority,
                 arrival_time=arrival_time,
                 cache_salt=self.cache_salt,
+                adapter=self.adapter,
                 pin_prefix=self.pin_prefix,
                 cached_prompt=params.prompt_logprobs is None and not params.skip_reading_prefix_cache,
                 fork_of=f"{internal_id}_0" if index else None,
@@ -136,11 +139,12 @@ class InputProcessor:
         clamp: bool = True,
         param: str = "prompt",
         form: AnswerForm | None = None,
+        adapter: AdapterKey | None = None,
     ) -> PreparedRequest:
         """Check and tokenise. `param` is what errors call the prompt's field. Raises ParameterError."""
         self._check_params(params)
         self._check_scheduling(priority, cache_salt)
-        text, ids = _split_prompt(prompt, param)
+        text, ids = split_prompt(prompt, param)
         if ids is None:
             assert text is not None
             ids = self.tokenize(text, add_special_tokens=add_special_tokens, param=param,
@@ -167,6 +171,7 @@ class InputProcessor:
             eos_token_ids=list(self.tokenizer.eos_token_ids),
             priority=priority,
             cache_salt=cache_salt,
+            adapter=adapter,
         )
 
     def tokenize(
@@ -178,7 +183,7 @@ class InputProcessor:
         limit = self.config.max_model_len
         if whole and len(text) > limit and len(text) > limit * self.table.longest():
             least = -(-len(text) // self.table.longest())
-            raise _too_long(limit, f"the prompt has {len(text)} characters, which is at least {least} tokens", param)
+            raise too_long(limit, f"the prompt has {len(text)} characters, which is at least {least} tokens", param)
         try:
             ids = self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
         except UnicodeEncodeError as error:
@@ -192,7 +197,7 @@ class InputProcessor:
             raise ParameterError(f"{param} must not be empty", param=param)
         limit = self.config.max_model_len
         if params.truncate_prompt_tokens is None and len(ids) > limit:
-            raise _too_long(limit, f"the prompt has {len(ids)} tokens and {_wanted(params)} requested", param)
+            raise too_long(limit, f"the prompt has {len(ids)} tokens and {_wanted(params)} requested", param)
         for token in ids:
             if type(token) is not int:
                 raise ParameterError(f"{param} must hold token ids, got {token!r}", param=param)
@@ -217,9 +222,9 @@ class InputProcessor:
         limit, asked = self.config.max_model_len, params.max_tokens
         room = limit - prompt_tokens
         if room < (0 if asked == 0 else 1):
-            raise _too_long(limit, f"the prompt has {prompt_tokens} tokens and {_wanted(params)} requested", param)
+            raise too_long(limit, f"the prompt has {prompt_tokens} tokens and {_wanted(params)} requested", param)
         if asked is not None and asked > room and not clamp:
-            raise _too_long(
+            raise too_long(
                 limit, f"the prompt has {prompt_tokens} tokens and {asked} output tokens are requested", "max_tokens"
             )
         tokens = room if asked is None else min(asked, room)
@@ -269,7 +274,7 @@ def grammar_tokenizer(tokenizer: Any) -> tuple[str, list[int]]:
     return tokenizer.serialized(), list(tokenizer.eos_token_ids)
 
 
-def _split_prompt(prompt: Prompt, param: str) -> tuple[str | None, list[int] | None]:
+def split_prompt(prompt: Prompt, param: str) -> tuple[str | None, list[int] | None]:
     """(text, None) or (None, ids)."""
     if isinstance(prompt, dict):
         if "prompt_token_ids" in prompt:
@@ -289,7 +294,7 @@ def _wanted(params: SamplingParams) -> str:
     return "at least 1 output token is" if params.max_tokens is None else f"{params.max_tokens} output tokens are"
 
 
-def _too_long(limit: int, detail: str, param: str) -> ParameterError:
+def too_long(limit: int, detail: str, param: str) -> ParameterError:
     return ParameterError(
         f"the model's maximum context length is {limit} tokens, but {detail}",
         param=param,

@@ -8,17 +8,20 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any
 
+from enginecore.adapters import AdapterInfo, AdapterKey
 from enginecore.config import EngineArgs
 from enginecore.engine.client import InprocClient
 from enginecore.errors import ParameterError, RequestError
+from enginecore.frontend.adapters import AdapterNames
 from enginecore.frontend.beam_search import BeamSearchOutput, BeamSearchParams, beam_output
 from enginecore.frontend.chat import ChatRenderer, load_template
 from enginecore.frontend.detokenizer import TokenTable
 from enginecore.frontend.fingerprint import fingerprint
 from enginecore.frontend.generation_config import sampling_defaults
-from enginecore.frontend.input_processor import AnswerForm, InputProcessor, PreparedRequest, Prompt, grammar_tokenizer
-from enginecore.frontend.output_processor import OutputProcessor
+from enginecore.frontend.input_processor import AnswerForm, PreparedRequest, Prompt, grammar_tokenizer
+from enginecore.frontend.llm_pooling import PoolingMethods
 from enginecore.frontend.outputs import RequestOutput
+from enginecore.frontend.pooling import processors
 from enginecore.frontend.progress import GenerationProgress
 from enginecore.frontend.tokenizer import Tokenizer
 from enginecore.frontend.tools.plan import Plan, find_dialect
@@ -34,7 +37,7 @@ _VLLM_NAMES = {
 }
 
 
-class LLM:
+class LLM(PoolingMethods):
     """An engine in this process. Keyword arguments are the fields of `EngineArgs`; vLLM's names of the same settings
     work.
 
@@ -55,10 +58,10 @@ class LLM:
         self._finalizer = weakref.finalize(self, self._client.shutdown)
         try:
             self.config = self._client.ready.config
+            self._adapters = AdapterNames(self._client.ready.adapters)
             self._tokenizer = Tokenizer.load(self.config.model_path)
             self._table = TokenTable(self._tokenizer)
-            self._input = InputProcessor(self.config, self._tokenizer, self._table)
-            self._output = OutputProcessor(self._table)
+            self._input, self._output = processors(self.config, self._tokenizer, self._table)
             self._defaults = sampling_defaults(args.generation_config, self.config.model_path)
             template = load_template(args.chat_template) or self._tokenizer.chat_template
             self._renderer = ChatRenderer(template, self._tokenizer.special_tokens)
@@ -83,18 +86,20 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool | Callable[..., Any] = True,
         priority: Sequence[int] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Generate for one prompt or many; results come in the order of the prompts.
 
         A prompt is text, a list of token ids, or vLLM's dict form. `sampling_params` is one for all or one each;
-        without it the model's own defaults apply. Raises ValueError naming the index of a prompt that is refused,
+        without it the model's own defaults apply. `adapter` names a loaded adapter for all, or one (or None) each. Raises ValueError naming the index of a prompt that is refused,
         before anything runs. A `max_tokens` beyond the context left is cut to it.
         """
         items = _as_list(prompts)
         params = self._params_for(sampling_params, len(items))
         if priority is not None and len(priority) != len(items):
             raise ParameterError(f"{len(items)} prompts, but {len(priority)} priorities", param="priority")
-        return self._run(items, params, priority, bool(use_tqdm), add_special_tokens=True)
+        adapters = self._adapters_for(adapter, len(items))
+        return self._run(items, params, priority, bool(use_tqdm), add_special_tokens=True, adapters=adapters)
 
     def chat(
         self,
@@ -107,6 +112,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> list[RequestOutput]:
         """Like `generate`, for one conversation or a list of them, rendered with the model's chat template."""
         single = not messages or isinstance(messages[0], dict)
@@ -127,7 +133,8 @@ class LLM:
                     )
                 )
         params = self._params_for(sampling_params, len(prompts))
-        return self._run(prompts, params, None, bool(use_tqdm), add_special_tokens=False)
+        adapters = self._adapters_for(adapter, len(prompts))
+        return self._run(prompts, params, None, bool(use_tqdm), add_special_tokens=False, adapters=adapters)
 
     def beam_search(
         self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams, use_tqdm: bool | Callable[..., Any] = False
@@ -150,6 +157,25 @@ class LLM:
     def get_default_sampling_params(self) -> SamplingParams:
         """API defaults with the model's generation_config on top."""
         return SamplingParams(**self._defaults)
+
+    def load_adapter(self, name: str, path: str, *, in_place: bool = False) -> AdapterInfo:
+        """Load the low-rank adapter in a folder under a name (`enable_lora`; docs/lora.md). `in_place` replaces one of
+        that name. Raises ParameterError, ModelError or UnsupportedError with all reasons."""
+        info: AdapterInfo = self._client.call("load_adapter", name, path, in_place)
+        self._adapters.add(info)
+        return info
+
+    def unload_adapter(self, name: str) -> None:
+        """Let go of an adapter."""
+        self._client.call("unload_adapter", name)
+        self._adapters.remove(name)
+
+    def _adapters_for(self, adapter: str | Sequence[str | None] | None, count: int) -> list[AdapterKey | None]:
+        if adapter is None or isinstance(adapter, str):
+            return [self._adapters.key(adapter)] * count
+        if len(adapter) != count:
+            raise ParameterError(f"{count} prompts, but {len(adapter)} adapters", param="adapter")
+        return [self._adapters.key(name) for name in adapter]
 
     def reset_prefix_cache(self) -> None:
         """Forget cached prefixes."""
@@ -175,7 +201,8 @@ class LLM:
         return list(params)
 
     def _run(self, prompts: Sequence[Prompt], params: list[SamplingParams], priority: Sequence[int] | None,
-             show_progress: bool, *, add_special_tokens: bool) -> list[RequestOutput]:  # fmt: skip
+             show_progress: bool, *, add_special_tokens: bool,
+             adapters: list[AdapterKey | None] | None = None) -> list[RequestOutput]:  # fmt: skip
         """Check everything, then add everything, then step until all have ended."""
         if not self._finalizer.alive:
             raise RuntimeError("this LLM has been shut down")
@@ -189,10 +216,17 @@ class LLM:
                         priority=priority[index] if priority is not None else 0,
                         add_special_tokens=add_special_tokens,
                         form=self._form(prompt, params[index]),
+                        adapter=adapters[index] if adapters is not None else None,
                     )
                 )
-        with GenerationProgress(len(prompts), enabled=show_progress) as progress:
-            sink = _Results(len(prompts), progress)
+        return self._drive(prepared, show_progress)
+
+    def _drive(self, prepared: Sequence[Any], show_progress: bool) -> list[Any]:
+        """Add prompts that are checked, then step until all have ended; their outputs, in order."""
+        if not self._finalizer.alive:
+            raise RuntimeError("this LLM has been shut down")
+        with GenerationProgress(len(prepared), enabled=show_progress) as progress:
+            sink = _Results(len(prepared), progress)
             internal_ids = []
             try:
                 for index, request in enumerate(prepared):

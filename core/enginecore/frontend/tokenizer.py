@@ -103,10 +103,15 @@ class Tokenizer:
         """Token ids. Special tokens that are written out in `text` become themselves."""
         try:
             ids = self._encode(text, add_special_tokens)
-        except (UnicodeEncodeError, TypeError):  # half a surrogate pair, which JSON can carry and UTF-8 cannot
-            sound = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            ids = self._encode(sound, add_special_tokens)
+        except (UnicodeEncodeError, TypeError):
+            ids = self._encode(_sound(text), add_special_tokens)
         return ids
+
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
+        """Token ids of two texts as the model reads them together, and of each token whether it is of the second kind
+        (1) where the model tells them apart."""
+        (encoding,) = self._backend.encode_batch_fast([(_sound(first), _sound(second))], add_special_tokens=True)
+        return encoding.ids, encoding.type_ids
 
     def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
@@ -158,6 +163,11 @@ class Tokenizer:
         text = self.special_tokens.get(name)
         token: int | None = self._backend.token_to_id(text) if text is not None else None
         return token
+
+
+def _sound(text: str) -> str:
+    """`text` without halves of surrogate pairs, which JSON can carry and UTF-8 cannot."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _spelling(backend: tokenizers.Tokenizer) -> str:

@@ -36,9 +36,11 @@ _COMPUTED = re.compile(
 
 
 class Checkpoint:
-    """The weights of `model` (built on meta) in `files`. Raises ModelError naming what is missing or does not fit."""
+    """The weights of `model` (built on meta) in `files`. Tensors whose names in the files `unused` finds are not looked
+    at. Raises ModelError naming what is missing or does not fit."""
 
-    def __init__(self, files: ModelFiles, model: nn.Module) -> None:
+    def __init__(self, files: ModelFiles, model: nn.Module, unused: re.Pattern[str] | None = None) -> None:
+        self._unused = unused
         self.sources: list[TensorSource] = [_SOURCES[files.kind](path) for path in files.weights]
         quantized = read_config(files.config.get("quantization_config"))
         if quantized is not None and files.kind == "safetensors":
@@ -118,6 +120,8 @@ class Checkpoint:
                 if key in seen:
                     raise ModelError(f"tensor {key!r} is both in {seen[key].path} and in {source.path}")
                 seen[key] = source
+                if self._unused is not None and self._unused.search(key):
+                    continue
                 name, pattern = rename(key)
                 self._add(key, source, name, pattern, converters)
 
