@@ -1,4 +1,4 @@
-"""While the device is at a step the host books the last one and plans the next: in which order, and with what results."""
+"""While the device is at a step the host books the last one and plans the next: the order, and the results."""
 
 from __future__ import annotations
 
@@ -179,8 +179,8 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def traffic() -> list[EngineRequest]:
-    """Greedy and sampled, stops that come at different times, log-probabilities, rules that need the tokens and such that
-    do not, a prompt several times (n > 1), prompts longer than a step."""
+    """Greedy and sampled, stops that come at different times, log-probabilities, rules that need the tokens and others,
+    a prompt several times (n > 1), prompts longer than a step."""
     kinds: list[dict[str, Any]] = [
         {"temperature": 0}, {"seed": 7}, {"seed": 8, "top_p": 0.8, "logprobs": 3}, {"temperature": 0, "logprobs": 0},
         {"seed": 9, "frequency_penalty": 1.5}, {"seed": 3, "min_tokens": 4, "logit_bias": {5: 4.0}},
@@ -235,7 +235,11 @@ def start(tiny: str, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.mark.parametrize(
     ("graphs", "settings"),
-    [(True, {}), (False, {"num_blocks": 9, "max_model_len": 128, "max_num_seqs": 8}), (True, {"enable_prefix_caching": False})],
+    [
+        (True, {}),
+        (False, {"num_blocks": 9, "max_model_len": 128, "max_num_seqs": 8}),
+        (True, {"enable_prefix_caching": False}),
+    ],
     ids=["graphs", "eager, preempted", "no prefix cache"],
 )
 def test_with_and_without_overlap_answers_are_the_same(start: Any, graphs: bool, settings: dict[str, Any]) -> None:
@@ -301,7 +305,10 @@ def test_arrays_arrive_as_they_were_sent() -> None:
     transfers = StagedTransfers(backend)
     rng = torch.Generator().manual_seed(0)
     for size in (1, 0, 300, 7):
-        arrays = [torch.randint(0, 9, (size,), generator=rng).numpy(), torch.rand(3, size, generator=rng).double().numpy()]
+        arrays = [
+            torch.randint(0, 9, (size,), generator=rng).numpy(),
+            torch.rand(3, size, generator=rng).double().numpy(),
+        ]
         sent = transfers.send(*arrays, arrays[1].T)
         again = transfers.fetch(*sent)()
         for array, there, back in zip([*arrays, arrays[1].T], sent, again, strict=True):

@@ -109,6 +109,13 @@ class AttentionBackend(Contract):
         return None
 
     @optional
+    def with_kv_scales(self, key_scales_K: torch.Tensor, value_scales_K: torch.Tensor) -> AttentionBackend | None:
+        """Optional. The attention of a layer whose fp8 cache holds keys and values divided by these scales (float32,
+        on the device), or None where the backend takes none. What it writes only it reads; blocks are copied and
+        moved by the backend that it was made of."""
+        return None
+
+    @optional
     def merge_attn_states(
         self,
         out_a_THD: torch.Tensor,

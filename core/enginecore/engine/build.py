@@ -158,7 +158,7 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
     args, backend, settings = site.args, site.backend, site.settings
     memory = backend.memory
     quantization = None if args.quantization == "auto" else args.quantization
-    shape, _ = inspected = inspect_meta(site.files, settings.dtype)
+    shape, _ = inspected = inspect_meta(site.files, settings.dtype, skeleton=args.fuse)
     refuse_unsupported(site, shape)
     assert backend.attention is not None
     if reason := backend.attention.reference_reason():
@@ -190,8 +190,12 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
         max_model_len=max_model_len,
         quantization=quantization,
         adapt=slots.adapt if slots is not None else None,
+        kv_dtype=settings.kv_dtype,
     )
     model = load(inspected=inspected)
+    if settings.kv_dtype.startswith("float8"):
+        told = f"the checkpoint's, of {model.scaled_layers} layers" if model.scaled_layers else "1"
+        site.choices.note("kv_cache_scales", told, "read beside the weights" if model.scaled_layers else "none there")
     site.loaded_bytes = memory.process_used_bytes() - before
     if not explicit and can_measure(backend):
         sizes = settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len

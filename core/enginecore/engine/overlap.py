@@ -1,9 +1,9 @@
 """Whether the host works while the device is at a step, and how: decided once, when an engine is built.
 
-    ahead    the device's work goes on when a call returns: steps are submitted from the engine's thread, and the tokens
-             of one stay on the device, where the next reads them
-    beside   a call returns when its work is done: steps are run by a thread of their own
-    off      a step is run, then booked, then the next is planned
+ahead    the device's work goes on when a call returns: steps are submitted from the engine's thread, and the tokens
+         of one stay on the device, where the next reads them
+beside   a call returns when its work is done: steps are run by a thread of their own
+off      a step is run, then booked, then the next is planned
 """
 
 from __future__ import annotations

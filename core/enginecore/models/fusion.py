@@ -13,7 +13,7 @@ V vocabulary, P positions, N rotary dimensions.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
 from enginecore.models.bridge import AttentionCall
 from enginecore.models.materialize import Materializer, restore_buffers
+from enginecore.models.skeleton import Skeleton
 from enginecore.ops.dispatch import Ops
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ _JOINED = frozenset({"qkv_proj", "o_proj"})
 _ATTENTION_PARTS = {_APART, _APART | {"q_norm", "k_norm"}, _JOINED}
 
 
-def why_not_fused(model: PreTrainedModel, calls: tuple[AttentionCall, ...]) -> str | None:
+def why_not_fused(model: PreTrainedModel | Skeleton, calls: tuple[AttentionCall, ...]) -> str | None:
     """None when `model` (on meta) can run as a FusedDecoder, else the reason."""
+    if isinstance(model, Skeleton):
+        return None
     name = type(model).__name__
     if name not in FUSED_CLASSES or not type(model).__module__.startswith("transformers."):
         return f"{name} is not one of the fused architectures"
@@ -96,14 +99,14 @@ class FusedDecoder:
         eps: float,
         qk_eps: float,
         activation: str,
-        attention: AttentionBackend,
+        attentions: Sequence[AttentionBackend],
         ops: Ops,
         dtype: str,
     ) -> None:
+        """Each layer has its entry of `attentions`."""
         params = layers[0].params
         self._embed, self._head, self._final_norm_E = embed, head, final_norm_E
         self._cos_sin_PN, self._eps, self._qk_eps = cos_sin_PN, eps, qk_eps
-        self._attention = attention
         self._logits = float_output(head)
         self._splits = [params.num_heads, params.num_kv_heads, params.num_kv_heads]
         self._heads, self._head_size = params.num_heads + 2 * params.num_kv_heads, params.head_size
@@ -115,9 +118,10 @@ class FusedDecoder:
         self._layers = [
             (
                 (layer.input_norm_E, layer.qkv, layer.q_norm_D, layer.k_norm_D, layer.rotates, layer.params),
+                (attention.reshape_and_cache, attention.forward),
                 (layer.out, layer.post_norm_E, layer.gate_up, layer.down),
             )
-            for layer in layers
+            for layer, attention in zip(layers, attentions, strict=True)
         ]
 
     def forward(
@@ -130,14 +134,14 @@ class FusedDecoder:
     ) -> torch.Tensor:
         rms_norm, add_rms_norm, activation = self._rms_norm, self._add_rms_norm, self._activation
         rotary, cos_sin_PN, eps, qk_eps = self._rotary, self._cos_sin_PN, self._eps, self._qk_eps
-        write, attend, slots = self._attention.reshape_and_cache, self._attention.forward, metadata.slot_mapping
+        slots = metadata.slot_mapping
         splits, heads, head_size = self._splits, self._heads, self._head_size
         num_tokens, last = input_ids_T.shape[0], len(self._layers) - 1
         wanted = logits_indices_R.shape[0]
 
         x_TE: torch.Tensor = self._embed(input_ids_T)
         residual_TE = None
-        for index, (first, second) in enumerate(self._layers):
+        for index, (first, (write, attend), second) in enumerate(self._layers):
             input_norm, qkv, q_norm, k_norm, rotates, params = first
             out, post_norm, gate_up, down = second
             if residual_TE is None:
@@ -165,10 +169,10 @@ class FusedDecoder:
 
 
 def load_fused(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Skeleton,
     calls: tuple[AttentionCall, ...],
     weights: Materializer,
-    attention: AttentionBackend,
+    attentions: Sequence[AttentionBackend],
     ops: Ops,
     dtype: str,
     num_positions: int,
@@ -194,7 +198,7 @@ def load_fused(
         eps=config.rms_norm_eps,
         qk_eps=config.rms_norm_eps,
         activation=_ACTIVATIONS[config.hidden_act],
-        attention=attention,
+        attentions=attentions,
         ops=ops,
         dtype=dtype,
     )
@@ -239,7 +243,7 @@ def _load_layer(weights: Materializer, prefix: str, call: AttentionCall, rotates
     )
 
 
-def rotary_table(model: PreTrainedModel, weights: Materializer, num_positions: int) -> torch.Tensor:
+def rotary_table(model: PreTrainedModel | Skeleton, weights: Materializer, num_positions: int) -> torch.Tensor:
     """float32 [P, N]: N/2 cosines then N/2 sines, from the model's own rotary module, scalings and all."""
     rotary = model.model.rotary_emb
     restore_buffers(model, weights.device, weights.checkpoint.rope_factors(), within=rotary)

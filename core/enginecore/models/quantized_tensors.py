@@ -7,12 +7,12 @@
 
 What a layer has is told by the tensors that are there, so layers left in plain numbers need no list. Read with
 `read_into` a weight is unpacked, for devices without the scheme; with `read_quantized` it stays as it is. Scales of
-activations that were found beforehand are left out: the device finds one for each token, which is never coarser.
+activations that were found beforehand are left out: the device finds one for each token, which is never coarser. Those
+of cached keys and values are for `models/kv_scales.py`.
 """
 
 from __future__ import annotations
 
-import logging
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +26,6 @@ from enginecore.ops import scaled as scaled_weights
 from enginecore.ops.int4 import Int4Weight
 from enginecore.ops.quantized import INT8, QuantizedWeight, can_quantize_int8, int8_weight
 from enginecore.ops.scaled import ScaledWeight, scaled
-
-logger = logging.getLogger(__name__)
 
 Kept = Int4Weight | ScaledWeight | QuantizedWeight
 
@@ -53,6 +51,8 @@ class QuantizedTensors:
                     raise ModelError(f"tensor {name!r} is both in {self._where[name].path} and in {file.path}")
                 self._where[name] = file
         self.shapes: dict[str, tuple[int, ...]] = {}
+        #: Names of tensors that are no part of a weight.
+        self.left_out: list[str] = []
         self._layers: dict[str, dict[str, str]] = {}
         for name in self._where:
             self._add(name)
@@ -68,6 +68,10 @@ class QuantizedTensors:
         """The weight as its file has it, for activations in `dtype`; None when it is in plain numbers."""
         layer = self._layers.get(name)
         return None if layer is None else self._read(name, layer, dtype)
+
+    def read_left_out(self, name: str) -> torch.Tensor:
+        """One of `left_out`, as it is."""
+        return self._tensor(name)
 
     def scheme(self, name: str) -> str | None:
         """The scheme of weight `name`, without reading it; None where it is to be unpacked on every device."""
@@ -95,7 +99,7 @@ class QuantizedTensors:
         elif last == "weight" and self._where[name].dtype(name) in _EIGHT_BITS:
             self.shapes[name], self._layers[name] = self._shape2(name), self._parts(prefix)
         elif last in _LEFT_OUT:
-            logger.debug("%s is left out: activations get scales of their own", name)
+            self.left_out.append(name)
         elif last not in _PARTS or not self._of_a_layer(prefix):
             self.shapes[name] = self._where[name].shapes[name]
 

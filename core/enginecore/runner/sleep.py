@@ -48,7 +48,8 @@ class Sleeper:
             )
         if level == 2 and self._paged.reload is None:
             raise UnsupportedError(
-                "sleep level 2 cannot bring this model back: it has adapters", fix="level 1 keeps weights in host memory"
+                "sleep level 2 cannot bring this model back: it has adapters",
+                fix="level 1 keeps weights in host memory",
             )
         if self._graphed is not None:
             self._graphed.release()

@@ -196,3 +196,26 @@ def test_quantised_checkpoints_over_interpreted_kernels(tmp_path: Path) -> None:
             assert mine == pytest.approx(theirs, abs=1e-4), kind
         assert engine["reference_ops"] == [], kind
         assert engine["ledger"]["weights"] < 0.4 * engine["plain_bytes"], f"{kind}: weights were unpacked"
+
+
+def test_a_cache_in_fp8_uses_the_checkpoints_scales(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    program = Path(__file__).with_name("interpreted_kv_scales.py")
+    found = run_interpreted(tmp_path, lambda folder: [sys.executable, str(program), str(folder)])
+    expected = [value for answer in found["expected_logprobs"] for value in answer]
+    assert expected != pytest.approx([value for answer in found["unrounded_logprobs"] for value in answer], abs=0.05)
+    for path in ("fused", "unfused"):
+        engine = found[path]
+        assert engine["answers"] == found["expected"] and engine["reference_ops"] == []
+        assert [value for answer in engine["logprobs"] for value in answer] == pytest.approx(expected, abs=1e-3)
+        assert ["kv_cache_scales", "the checkpoint's, of 2 layers", "read beside the weights"] in engine["choices"]
+
+
+def test_latent_attention_over_interpreted_kernels(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    program = Path(__file__).with_name("interpreted_latent.py")
+    found = run_interpreted(tmp_path, lambda folder: [sys.executable, str(program), str(folder)])
+    assert found["answers"] == found["expected"] and found["reference_ops"] == []
+    for mine, theirs in zip(found["logprobs"], found["expected_logprobs"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    assert found["ledger"]["kv_cache"] == 16 * 16 * 2 * (32 + 16) * 4, "latents are all that is cached"

@@ -12,6 +12,8 @@ Shape suffixes: T tokens, H query heads, K key-value heads, D head size.
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
 from enginecore.device.capabilities import AttentionQuery, Capabilities, Verdict, check_attention
@@ -47,8 +49,8 @@ TRITON_CAPABILITIES = Capabilities(
 
 class TritonAttention(AttentionBackend):
     """`capabilities` is what the plugin claims. `key_scales`, `value_scales` (float32, one a key-value head, or one in
-    all) are for fp8 caches; without them the scale is 1. A verdict is `unverified` unless `verified` says that these
-    kernels passed the conformance kit on this architecture.
+    all) are for fp8 caches; without them the scale is 1 (`with_kv_scales`: for a layer that has its own). A verdict is
+    `unverified` unless `verified` says that these kernels passed the conformance kit on this architecture.
     """
 
     def __init__(
@@ -78,6 +80,11 @@ class TritonAttention(AttentionBackend):
         for extent in shape[1:]:
             page *= extent
         return KVCacheLayout(shape=shape, dtype=spec.dtype, page_bytes=page)
+
+    def with_kv_scales(self, key_scales_K: torch.Tensor, value_scales_K: torch.Tensor) -> TritonAttention:
+        scaled = copy.copy(self)
+        scaled._scales, scaled._ready_scales = (key_scales_K, value_scales_K), {}
+        return scaled
 
     def build_metadata(self, common: AttentionMetadata) -> AttentionMetadata:
         return common
