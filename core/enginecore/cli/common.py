@@ -91,6 +91,7 @@ def engine_settings(
     strict_ops: options.StrictOps = False,
     enforce_eager: options.EnforceEager = False,
     require_graphs: options.RequireGraphs = False,
+    overlap: options.Overlap = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
     debug: Debug = False,
@@ -127,6 +128,7 @@ def engine_settings(
         strict_ops=strict_ops,
         enforce_eager=enforce_eager,
         require_graphs=require_graphs,
+        overlap=overlap,  # type: ignore[arg-type]  # checked there
         num_threads=num_threads,
         kv_host_memory=None if kv_host_memory is None else parse_bytes(kv_host_memory, param="kv_host_memory"),
         kv_disk=kv_disk,

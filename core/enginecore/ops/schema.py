@@ -80,6 +80,14 @@ _OPS = (
         "-1 adds nothing. float32 weights of experts.",
     ),
     OpSchema(
+        "quantized_experts",
+        "(x_TE, expert_ids_TK, expert_weights_TK, gate_up: ExpertWeights, down: ExpertWeights, activation: str) -> "
+        "out_TE",
+        "moe_experts with weights that stay packed (ops/expert_weights.py), in schemes that the backend claims in "
+        "Capabilities.quantizations. Activations may be put in the weights' eight bits. Uses are asked about with "
+        "ExpertWeights.attributes(); where the backend has no kernel for one, experts are unpacked at load.",
+    ),
+    OpSchema(
         "latent_cache",
         "(rows_TW, cache, slot_mapping_T) -> None",
         "Writes rows into their slots of a cache of latents [blocks, block_size, W]; a slot of -1 is skipped.",
