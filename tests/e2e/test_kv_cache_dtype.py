@@ -14,8 +14,8 @@ from enginecore import LLM, SamplingParams
 pytestmark = pytest.mark.model
 
 #: Of the reference's first 16 tokens of each prompt, the share that comes before the first other one, at least.
-AGREEMENT = {"int8": 0.9, "fp8_e4m3": 0.6, "fp8_e5m2": 0.4}
-BLOCK_BYTES = {"int8": 30 * 2 * 3 * 16 * 68, "fp8_e4m3": 30 * 2 * 3 * 16 * 64, "fp8_e5m2": 30 * 2 * 3 * 16 * 64}
+AGREEMENT = {"int8": 0.85, "fp8_e4m3": 0.8}
+BLOCK_BYTES = {"int8": 30 * 2 * 3 * 16 * 68, "fp8_e4m3": 30 * 2 * 3 * 16 * 64}
 
 
 def answers(llm: LLM, prompts: list[list[int]], count: int = 16, *, read: bool = False) -> tuple[list[Any], int]:
@@ -28,7 +28,7 @@ def answers(llm: LLM, prompts: list[list[int]], count: int = 16, *, read: bool =
 
 @pytest.mark.parametrize("kv_dtype", list(AGREEMENT))
 def test_close_to_the_model_and_the_same_however_reached(kv_dtype: str, greedy_reference: list[dict[str, Any]]) -> None:
-    cases = [case for case in greedy_reference if len(case["output_token_ids"]) >= 16][:12]
+    cases = [case for case in greedy_reference if len(case["output_token_ids"]) >= 16][:8]
     prompts = [case["prompt_token_ids"] for case in cases]
     settings: dict[str, Any] = {"num_blocks": 64, "max_model_len": 192, "kv_host_memory": 64 << 20}
     with LLM("smollm2-135m", device="cpu", dtype="float32", kv_cache_dtype=kv_dtype, **settings) as llm:
@@ -52,7 +52,7 @@ def test_close_to_the_model_and_the_same_however_reached(kv_dtype: str, greedy_r
 
         prompt = (prompts[2] * 3)[:100]
         computed, _ = answers(llm, [prompt])
-        answers(llm, [[7 + seed, *prompts[seed] * 4][:150] for seed in range(12)])  # fills the device's cache
+        answers(llm, [[7 + seed, *prompts[seed] * 4][:150] for seed in range(8)])  # fills the device's cache
         found, cached = answers(llm, [prompt], read=True)
         assert cached >= 96 and llm._client.call("memory")["host_loaded"] > 0, "blocks came back from the host"
         assert found == computed

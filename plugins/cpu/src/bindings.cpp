@@ -169,10 +169,7 @@ class Kernels {
   }
 
   // From now on calls are written down and not made.
-  void start_tape() {
-    desk_.refuse("a second tape");
-    desk_.tape = std::make_shared<Tape>();
-  }
+  void start_tape() { desk_.start(); }
   size_t taped() const { return desk_.tape ? desk_.tape->size() : 0; }
   std::shared_ptr<Tape> end_tape() { return std::exchange(desk_.tape, nullptr); }
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,12 +25,21 @@ struct Tape {
   }
 };
 
-// Where kernel calls go: to the processor at once, or while there is a tape onto that.
+// Where kernel calls go: to the processor at once, or while there is a tape onto that. A tape is its thread's alone:
+// blocks may be on their way to other memory while a step is captured.
 struct Desk {
-  std::shared_ptr<Tape> tape;
+  std::shared_ptr<Tape> tape;  // read and set by who holds the interpreter
+  std::thread::id writer;
+
+  void start() {
+    if (tape) throw std::runtime_error("a second tape cannot be part of a captured step");
+    tape = std::make_shared<Tape>();
+    writer = std::this_thread::get_id();
+  }
+  bool taping() const { return tape && writer == std::this_thread::get_id(); }
 
   template <class F> void put(F&& call) const {
-    if (tape) {
+    if (taping()) {
       tape->calls.emplace_back(std::forward<F>(call));
       return;
     }
@@ -38,6 +48,6 @@ struct Desk {
   }
 
   void refuse(const char* what) const {
-    if (tape) throw std::runtime_error(std::string(what) + " cannot be part of a captured step");
+    if (taping()) throw std::runtime_error(std::string(what) + " cannot be part of a captured step");
   }
 };

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 from enginecore.device import AttentionMetadata, BackendContext, GraphKey
@@ -81,6 +83,21 @@ def test_what_cannot_be_captured_says_why_and_leaves_the_kernels_usable():
         capture(made, lambda x: made.attention.copy_blocks([x], [(0, 1)]), x=x)
     linear = made.ops.get("pack_linear").run(torch.eye(64), None)
     torch.testing.assert_close(linear(x), x)
+
+
+def test_another_thread_copies_blocks_while_a_step_is_captured():
+    """As the tiers below the device do; its copies are made at once, the step's own calls are not."""
+    made, cache, keys = backend(), torch.zeros(4, 2, 1, 16, 16), torch.ones(1, 1, 16)
+    cache[0] = 5.0
+
+    def step(keys, slots):
+        made.attention.reshape_and_cache(keys, keys, cache, slots)
+        copier = threading.Thread(target=made.attention.copy_blocks, args=([cache], [(0, 2)]))
+        copier.start()
+        copier.join()
+
+    program = capture(made, step, keys=keys, slots=torch.tensor([16]))
+    assert bool((cache[2] == 5).all()) and not bool(cache[1].any()) and len(program.tape) == 1
 
 
 def test_a_replay_checks_what_it_is_given():
