@@ -41,6 +41,12 @@ SET: dict[str, Any] = {
     "kv_events_endpoint": "tcp://*:5557",
     "kv_events_replay": "tcp://*:5558",
     "kv_events_topic": "kv@pod@model",
+    "enable_lora": True,
+    "lora_modules": {"a": "adapters/a", "b": "adapters/b=c"},
+    "max_loras": 3,
+    "max_lora_rank": 32,
+    "max_cpu_loras": 5,
+    "lora_root": "adapters",
     "device_options": {"step_time_s": 0.5, "output": "tokens"},
 }
 #: Settings that only a server has a use for; `serve` declares them itself.

@@ -127,7 +127,8 @@ def test_random_steps(data: st.DataObject, size: int) -> None:
         compare(batch, seqs, step)
         sampled = [row for row in rows if row[3]]
         tokens = [200 + number + i for i in range(len(sampled))]
-        batch.append([row[0] for row in sampled], [row[1] + row[2] for row in sampled], tokens)
+        positions = np.array([row[1] + row[2] for row in sampled], np.int64)
+        batch.append(np.array([row[0] for row in sampled], np.int64), positions, tokens)
         for slot, start, count, _ in rows:
             seqs[slot].computed = start + count
         for row, token in zip(sampled, tokens, strict=True):
@@ -144,7 +145,7 @@ def test_prompt_logprobs_are_owed_once() -> None:
     second = plan([(0, 2, 2, True)])
     inputs = batch.inputs(second)
     assert inputs.prompt_rows == [(0, 3, 1)] and inputs.batch.logits_indices.tolist() == [1, 0]
-    batch.append([0], [4], [9])
+    batch.append(np.array([0]), np.array([4]), [9])
     assert batch.inputs(plan([(0, 4, 1, True)])).prompt_rows == [] and not batch.prompt_logprobs_at
 
 

@@ -55,6 +55,8 @@ def engine_settings(
     quantization: options.Quantization = "auto",
     kv_cache_dtype: options.KvCacheDtype = "auto",
     max_model_len: options.MaxModelLen = None,
+    runner: options.Runner = "auto",
+    pooler_config: options.PoolerConfig = None,
     chat_template: options.ChatTemplate = None,
     generation_config: options.GenerationConfig = "auto",
     kv_cache_memory: options.KvCacheMemory = None,
@@ -78,11 +80,18 @@ def engine_settings(
     kv_events_endpoint: options.KvEventsEndpoint = None,
     kv_events_replay: options.KvEventsReplay = None,
     kv_events_topic: options.KvEventsTopic = None,
+    enable_lora: options.EnableLora = False,
+    lora_modules: options.LoraModules = None,
+    max_loras: options.MaxLoras = 4,
+    max_lora_rank: options.MaxLoraRank = 16,
+    max_cpu_loras: options.MaxCpuLoras = None,
+    lora_root: options.LoraRoot = None,
     device_option: options.DeviceOption = None,
     fuse: options.Fuse = True,
     strict_ops: options.StrictOps = False,
     enforce_eager: options.EnforceEager = False,
     require_graphs: options.RequireGraphs = False,
+    overlap: options.Overlap = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
     debug: Debug = False,
@@ -111,12 +120,15 @@ def engine_settings(
         max_logprobs=max_logprobs,
         generation_config=generation_config,
         chat_template=chat_template,
+        runner=_runner(runner),
+        pooler_config=_json_object(pooler_config, "pooler_config"),
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
         fuse=fuse,
         strict_ops=strict_ops,
         enforce_eager=enforce_eager,
         require_graphs=require_graphs,
+        overlap=overlap,  # type: ignore[arg-type]  # checked there
         num_threads=num_threads,
         kv_host_memory=None if kv_host_memory is None else parse_bytes(kv_host_memory, param="kv_host_memory"),
         kv_disk=kv_disk,
@@ -124,6 +136,12 @@ def engine_settings(
         kv_events_endpoint=kv_events_endpoint,
         kv_events_replay=kv_events_replay,
         kv_events_topic=kv_events_topic,
+        enable_lora=enable_lora,
+        lora_modules=_lora_modules(lora_modules or []),
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
+        max_cpu_loras=max_cpu_loras,
+        lora_root=lora_root,
         device_options=_device_options(device_option or []),
     )
 
@@ -143,6 +161,22 @@ def _policy(text: str) -> Any:
     return text
 
 
+def _runner(text: str) -> Any:
+    if text not in ("auto", "generate", "pooling"):
+        raise ParameterError(f"runner must be auto, generate or pooling, got {text!r}", param="runner")
+    return text
+
+
+def _json_object(text: str | None, param: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if text is not None else {}
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(f"{param} is not valid JSON: {error}", param=param) from error
+    if not isinstance(value, dict):
+        raise ParameterError(f"{param} must be a JSON object", param=param)
+    return value
+
+
 def _tenant_weights(pairs: list[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for pair in pairs:
@@ -153,6 +187,17 @@ def _tenant_weights(pairs: list[str]) -> dict[str, float]:
             equals = ""
         if not tenant or not equals:
             raise ParameterError(f"tenant_weight must be TENANT=WEIGHT, got {pair!r}", param="tenant_weight")
+    return found
+
+
+def _lora_modules(pairs: list[str]) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for pair in pairs:
+        name, equals, folder = pair.partition("=")
+        if not name or not folder or name in found:
+            told = "names an adapter twice" if name in found else "must be NAME=DIR"
+            raise ParameterError(f"lora_modules {told}, got {pair!r}", param="lora_modules")
+        found[name] = folder
     return found
 
 
@@ -191,7 +236,7 @@ def engine_argv(engine: EngineArgs) -> list[str]:
     """The command line that gives these settings: what `engine_settings` reads, written."""
     argv: list[str] = []
     for name, parameter in inspect.signature(engine_settings, eval_str=True).parameters.items():
-        if name in ("model", "device_option", "tenant_weight", "debug"):
+        if name in ("model", "device_option", "tenant_weight", "lora_modules", "debug"):
             continue
         value = getattr(engine, "enable_prefix_caching" if name == "prefix_caching" else name)
         flag = "--" + name.replace("_", "-")
@@ -203,6 +248,8 @@ def engine_argv(engine: EngineArgs) -> list[str]:
             argv += [flag, str(value)]
     for tenant, weight in engine.tenant_weights.items():
         argv += ["--tenant-weight", f"{tenant}={weight}"]
+    for name, folder in engine.lora_modules.items():
+        argv += ["--lora-modules", f"{name}={folder}"]
     for option, value in engine.device_options.items():
         argv += ["--device-option", f"{option}={json.dumps(value)}"]
     return [*argv, "--", engine.model]

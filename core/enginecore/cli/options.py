@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 MODEL, MEMORY, SCHEDULING, ADVANCED = "Model and device", "Memory", "Scheduling", "Advanced"
+ADAPTERS = "Adapters"
 
 Model = Annotated[
     str,
@@ -63,6 +64,25 @@ MaxModelLen = Annotated[
 ChatTemplate = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Jinja chat template to use instead of the model's own.", rich_help_panel=MODEL),
+]
+Runner = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|generate|pooling",
+        help="What the model is for: to generate text, or pooling (vectors, scores, classes). auto goes by its files: "
+        "modules.json or a head for classification means pooling.",
+        rich_help_panel=MODEL,
+    ),
+]
+PoolerConfig = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="What goes before the model's own settings of pooling: pooling_type (mean, cls, lasttoken, max, "
+        "mean_sqrt_len_tokens), normalize, activation (softmax, sigmoid, none), matryoshka (true, false or a list of "
+        "lengths to which a vector may be cut).",
+        rich_help_panel=MODEL,
+    ),
 ]
 GenerationConfig = Annotated[
     str,
@@ -211,6 +231,15 @@ RequireGraphs = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
+Overlap = Annotated[
+    str,
+    typer.Option(
+        "--overlap",
+        help="Plan the next step while the device is at one: auto does where the device works asynchronously, on runs "
+        "steps in a thread of their own elsewhere, off waits for each. Results are the same.",
+        rich_help_panel=ADVANCED,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(
@@ -274,5 +303,41 @@ KvEventsTopic = Annotated[
         metavar="TOPIC",
         help="Topic of published changes. Default: kv@HOST@MODEL.",
         rich_help_panel=ADVANCED,
+    ),
+]
+EnableLora = Annotated[
+    bool,
+    typer.Option("--enable-lora", help="Serve low-rank adapters (LoRA) beside the model.", rich_help_panel=ADAPTERS),
+]
+LoraModules = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=DIR",
+        help="An adapter to load at the start, as the PEFT library saves it, and the name that requests give as their "
+        "model; may be repeated.",
+        rich_help_panel=ADAPTERS,
+    ),
+]
+MaxLoras = Annotated[
+    int, typer.Option(metavar="N", help="Adapters that one batch may mix.", rich_help_panel=ADAPTERS)
+]
+MaxLoraRank = Annotated[
+    int,
+    typer.Option(metavar="N", help="Largest rank of an adapter: 8, 16, 32, 64, 128 or 256.", rich_help_panel=ADAPTERS),
+]
+MaxCpuLoras = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N",
+        help="Adapters that may be loaded, those in host memory included. Default: twice --max-loras.",
+        rich_help_panel=ADAPTERS,
+    ),
+]
+LoraRoot = Annotated[
+    str | None,
+    typer.Option(
+        metavar="DIR",
+        help="The folder that adapters may be loaded from at run time, with an operator's key; without it none are.",
+        rich_help_panel=ADAPTERS,
     ),
 ]

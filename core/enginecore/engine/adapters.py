@@ -19,7 +19,7 @@ from enginecore.adapters import AdapterInfo, AdapterKey, LoadTicket, check_adapt
 from enginecore.config import EngineConfig
 from enginecore.device import RuntimeBatch
 from enginecore.engine.site import Site
-from enginecore.errors import EngineCoreError, ParameterError, UnsupportedError
+from enginecore.errors import EngineCoreError, ModelError, ParameterError, UnsupportedError
 from enginecore.models.adapter_files import Adapter, find_adapter, read_adapter
 from enginecore.models.adapter_slots import AdapterSlots, slots_bytes
 from enginecore.models.inspect import ModelShape
@@ -256,10 +256,12 @@ def open_registry(
         return None
     registry = AdapterRegistry(runner, scheduler, config)
     for name, path in site.args.lora_modules.items():
-        try:
-            registry.load(name, path)
-        except EngineCoreError as error:
-            error.message = f"adapter {name!r} ({path}): {error.message}"
-            error.args = (error.message,)
-            raise
+        _load_first(registry, name, path)
     return registry
+
+
+def _load_first(registry: AdapterRegistry, name: str, path: str) -> None:
+    try:
+        registry.load(name, path)
+    except EngineCoreError as error:
+        raise ModelError(f"adapter {name!r} ({path}): {error.message}", fix=error.fix) from error

@@ -91,8 +91,9 @@ class LLM(PoolingMethods):
         """Generate for one prompt or many; results come in the order of the prompts.
 
         A prompt is text, a list of token ids, or vLLM's dict form. `sampling_params` is one for all or one each;
-        without it the model's own defaults apply. `adapter` names a loaded adapter for all, or one (or None) each. Raises ValueError naming the index of a prompt that is refused,
-        before anything runs. A `max_tokens` beyond the context left is cut to it.
+        without it the model's own defaults apply. `adapter` names a loaded adapter for all, or one (or None) each.
+        Raises ValueError naming the index of a prompt that is refused, before anything runs. A `max_tokens` beyond the
+        context left is cut to it.
         """
         items = _as_list(prompts)
         params = self._params_for(sampling_params, len(items))

@@ -16,6 +16,7 @@ from enginecore.layers.linear import JoinedLinear, PackedEmbedding, PackedLinear
 from enginecore.models.checkpoint import Checkpoint
 from enginecore.models.quantization import SIMPLER
 from enginecore.models.quantized_tensors import Kept, join
+from enginecore.models.skeleton import Skeleton
 from enginecore.ops.kquants import simpler
 from enginecore.ops.quantized import QuantizedWeight, can_quantize_int8, quantize_int8
 
@@ -49,6 +50,8 @@ class Materializer:
         self._adapt = adapt
         self.checkpoint, self.device, self.bytes = checkpoint, device, 0
         self._pack, self._quantization, self._schemes = pack, quantization, schemes
+        #: Schemes in which weights of a quantised checkpoint stay.
+        self.kept_schemes = schemes if quantization is None else frozenset()
 
     def tensor(self, name: str) -> torch.Tensor:
         """One parameter in the model's dtype."""
@@ -179,7 +182,10 @@ def _fill(prefix: str, module: nn.Module, weights: Materializer) -> None:
 
 
 def restore_buffers(
-    model: PreTrainedModel, device: torch.device, rope_factors: torch.Tensor | None, within: nn.Module | None = None
+    model: PreTrainedModel | Skeleton,
+    device: torch.device,
+    rope_factors: torch.Tensor | None,
+    within: nn.Module | None = None,
 ) -> None:
     """Compute the buffers that are not saved (rotary frequencies, say), as transformers does on loading.
 
@@ -191,7 +197,8 @@ def restore_buffers(
     for module in (within or model).modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
-                setattr(module, name, torch.empty_like(buffer, device=device))
+                # Not empty_like, which for a tensor on meta imports a library of symbolic mathematics.
+                setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
                 if not owners or owners[-1] is not module:
                     owners.append(module)
             else:

@@ -13,12 +13,13 @@ from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from enginecore.frontend.async_llm import AsyncLLM
-from enginecore.server import account, admin, info, pins, responses, responses_kept
+from enginecore.server import account, admin, embeddings, info, lora, pins, rerank, responses, responses_kept
 from enginecore.server.args import ServerArgs
 from enginecore.server.chat import chat_completions
 from enginecore.server.completions import completions
 from enginecore.server.errors import ApiError
 from enginecore.server.gate import Gate
+from enginecore.server.kinds import fitting
 from enginecore.server.messages import count_tokens, messages
 from enginecore.server.openapi import describing
 from enginecore.server.state import ServerState
@@ -40,6 +41,14 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("DELETE", "/v1/responses/{response_id}", responses_kept.delete),
     ("POST", "/v1/responses/{response_id}/cancel", responses_kept.cancel),
     ("GET", "/v1/responses/{response_id}/input_items", responses_kept.input_items),
+    ("POST", "/v1/embeddings", embeddings.embeddings),
+    ("POST", "/v1/rerank", rerank.rerank),
+    ("POST", "/rerank", rerank.rerank),
+    ("POST", "/v2/rerank", rerank.rerank),
+    ("POST", "/v1/score", rerank.score),
+    ("POST", "/score", rerank.score),
+    ("POST", "/classify", embeddings.classify),
+    ("POST", "/pooling", embeddings.pooling),
     ("GET", "/v1/models", info.models),
     ("GET", "/v1/models/{model:path}", info.model),
     ("GET", "/v1/fingerprint", info.fingerprint),
@@ -49,6 +58,8 @@ _ROUTES: tuple[tuple[str, str, Handler], ...] = (
     ("POST", "/v1/cache/pin", pins.pin),
     ("POST", "/v1/cache/unpin", pins.unpin),
     ("GET", "/v1/cache/pins", pins.pins),
+    ("POST", "/v1/load_lora_adapter", lora.load_adapter),
+    ("POST", "/v1/unload_lora_adapter", lora.unload_adapter),
     ("POST", "/tokenize", tokenize),
     ("POST", "/detokenize", detokenize),
     ("GET", "/health", info.health),
@@ -69,13 +80,15 @@ ROUTES = (*_ROUTES, ("GET", "/openapi.json", describing(_ROUTES)))
 
 
 class App:
-    """The application. `state` is what the routes share; `routes` are (method, path, handler)."""
+    """The application. `state` is what the routes share, `gate` stands before them; `routes` are (method, path,
+    handler)."""
 
     routes = ROUTES
 
-    def __init__(self, app: ASGIApp, state: ServerState) -> None:
+    def __init__(self, app: ASGIApp, gate: Gate) -> None:
         self._app = app
-        self.state = state
+        self.gate = gate
+        self.state = gate.state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         await self._app(scope, receive, send)
@@ -88,10 +101,10 @@ def create_app(llm: AsyncLLM, args: ServerArgs | None = None, *, max_waiting: in
     state = ServerState(llm, args, limit)
     methods: dict[str, dict[str, Handler]] = {}
     for method, path, handler in ROUTES:
-        methods.setdefault(path, {})[method] = handler
+        methods.setdefault(path, {})[method] = fitting(state, method, path, handler)
     routes = [Route(path, _Endpoint(state, handlers)) for path, handlers in methods.items()]
-    router = Router(routes, redirect_slashes=False, default=_unknown_path)
-    app: ASGIApp = Gate(router, state)
+    gate = Gate(Router(routes, redirect_slashes=False, default=_unknown_path), state)
+    app: ASGIApp = gate
     if args.cors_origins:
         app = CORSMiddleware(
             app,
@@ -100,7 +113,7 @@ def create_app(llm: AsyncLLM, args: ServerArgs | None = None, *, max_waiting: in
             allow_headers=["*"],
             expose_headers=["x-request-id", "x-system-fingerprint"],
         )
-    return App(app, state)
+    return App(app, gate)
 
 
 class _Endpoint:

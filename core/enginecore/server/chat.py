@@ -9,6 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+from enginecore.adapters import AdapterKey
 from enginecore.errors import ParameterError
 from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.messages import normalise
@@ -20,6 +21,7 @@ from enginecore.server.body import check_fields, checked, convert, read_object
 from enginecore.server.chat_parts import ChoiceDeltas, message_of
 from enginecore.server.generation import (
     Job,
+    choose_adapter,
     encode,
     json_response,
     new_job,
@@ -42,8 +44,9 @@ async def chat_completions(state: ServerState, request: Request) -> Response | A
     request_id: str = request.state.request_id
     raw = await read_object(request)
     body, params, asked, plan = await checked(request, functools.partial(_check, state, raw, request_id))
+    adapter = choose_adapter(state, request, body.model)
     with state.reserve(num_rows(params)) as submitted:
-        prepare = functools.partial(_prepare, state, body, params, plan, clamp=not asked)
+        prepare = functools.partial(_prepare, state, body, params, plan, clamp=not asked, adapter=adapter)
         prompts = await unless_gone(request, prepare_all(state, [prepare]))
         job = new_job(state, body, params, prompts, "chatcmpl", request_id, plan)
         if not body.stream:
@@ -57,7 +60,7 @@ def _check(state: ServerState, raw: dict[str, Any], request_id: str) -> tuple[Ch
     """(body, parameters, whether the client asked for max_tokens itself, the form of the answer)."""
     check_fields(raw, _KNOWN, UNSUPPORTED_CHAT, strict=state.args.strict_fields, request_id=request_id)
     body = convert(raw, ChatRequest)
-    state.check_model(body.model)
+    state.adapter_of(body.model)
     params, asked = chat_params(body, state.llm.defaults, state.llm.config.max_logprobs)
     return body, params, asked, plan_of(state, body, params)
 
@@ -76,8 +79,9 @@ def plan_of(state: ServerState, body: ChatRequest, params: SamplingParams) -> Pl
 
 
 def _prepare(
-    state: ServerState, body: ChatRequest, params: SamplingParams, plan: Plan, *, clamp: bool
-) -> PreparedRequest:
+    state: ServerState, body: ChatRequest, params: SamplingParams, plan: Plan, *, clamp: bool,
+    adapter: AdapterKey | None,
+) -> PreparedRequest:  # fmt: skip
     """Render, tokenise and check; runs in a thread."""
     if body.messages is None:
         raise ParameterError("messages is missing", param="messages")
@@ -101,6 +105,7 @@ def _prepare(
         clamp=clamp,
         param="messages",
         form=plan.form(text, state.llm.input.grammars),
+        adapter=adapter,
     )
 
 
@@ -158,8 +163,8 @@ def _answer(job: Job, output: RequestOutput) -> dict[str, Any]:
         "id": job.answer_id,
         "object": "chat.completion",
         "created": job.created,
-        "model": job.state.model_name,
-        "system_fingerprint": job.state.fingerprint["id"],
+        "model": job.model,
+        "system_fingerprint": job.fingerprint_id,
         "choices": choices,
         "usage": usage_of([output]),
     }
@@ -186,8 +191,8 @@ class _Writer:
             "id": job.answer_id,
             "object": "chat.completion.chunk",
             "created": job.created,
-            "model": job.state.model_name,
-            "system_fingerprint": job.state.fingerprint["id"],
+            "model": job.model,
+            "system_fingerprint": job.fingerprint_id,
         }
         start = encode(head)[:-1]
         self._head = b"data: " + start + b',"choices":[{"index":'

@@ -16,6 +16,7 @@ from enginecore.request import SamplingParams
 from enginecore.server.body import check_fields, checked, convert, read_object
 from enginecore.server.generation import (
     Job,
+    choose_adapter,
     encode,
     json_response,
     new_job,
@@ -38,6 +39,7 @@ async def completions(state: ServerState, request: Request) -> Response | ASGIAp
     request_id: str = request.state.request_id
     raw = await read_object(request)
     body, params, asked, prompts = await checked(request, functools.partial(_check, state, raw, request_id))
+    adapter = choose_adapter(state, request, body.model)
     with state.reserve(len(prompts) * num_rows(params)) as submitted:
         process = functools.partial(
             state.llm.input.process,
@@ -46,6 +48,7 @@ async def completions(state: ServerState, request: Request) -> Response | ASGIAp
             cache_salt=body.cache_salt,
             add_special_tokens=body.add_special_tokens is not False,
             clamp=not asked,
+            adapter=adapter,
         )
         prepare = [functools.partial(process, prompt, param=name) for prompt, name in prompts]
         prepared = await unless_gone(request, prepare_all(state, prepare))
@@ -63,7 +66,7 @@ def _check(
     """(body, parameters, whether the client asked for max_tokens itself, prompts with their names)."""
     check_fields(raw, _KNOWN, UNSUPPORTED_COMPLETION, strict=state.args.strict_fields, request_id=request_id)
     body = convert(raw, CompletionRequest)
-    state.check_model(body.model)
+    state.adapter_of(body.model)
     params, asked = completion_params(body, state.llm.defaults)
     return body, params, asked, split_prompts(body.prompt)
 
@@ -142,8 +145,8 @@ def _answer(job: Job, outputs: list[RequestOutput]) -> dict[str, Any]:
         "id": job.answer_id,
         "object": "text_completion",
         "created": job.created,
-        "model": job.state.model_name,
-        "system_fingerprint": job.state.fingerprint["id"],
+        "model": job.model,
+        "system_fingerprint": job.fingerprint_id,
         "choices": choices,
         "usage": usage_of(outputs),
     }
@@ -163,8 +166,8 @@ class _Writer:
             "id": job.answer_id,
             "object": "text_completion",
             "created": job.created,
-            "model": job.state.model_name,
-            "system_fingerprint": job.state.fingerprint["id"],
+            "model": job.model,
+            "system_fingerprint": job.fingerprint_id,
         }
         start = encode(head)[:-1]
         self._head = b"data: " + start + b',"choices":[{"index":'

@@ -19,6 +19,7 @@ from enginecore.server.audit import MAX_BODY_BYTES, AuditLog
 from enginecore.server.errors import JSON, ApiError, ClientGone, as_api_error
 from enginecore.server.keys import Client, Tally
 from enginecore.server.state import ServerState
+from enginecore.server.tracing import make_tracer, traced
 
 logger = logging.getLogger("enginecore.server")
 
@@ -43,6 +44,7 @@ class Gate:
         args = state.args
         self._log = not args.disable_log_requests
         self.audit = AuditLog(args.audit_log, with_bodies=args.audit_bodies) if args.audit_log is not None else None
+        self.tracer = make_tracer(args.otlp_traces_endpoint, state.model_name)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -124,7 +126,7 @@ class _Exchange:
                 self._identify()
                 self._gate.state.check_ready()
             await self._check_length()
-            with self._admit():
+            with self._traced(), self._admit():
                 await self._gate._app(self._scope, self._receive_counted, self._send_tagged)
         except _BodyTooLarge:
             await self._refuse_body()
@@ -156,6 +158,13 @@ class _Exchange:
             return nullcontext()
         return self._client.admit()
 
+    def _traced(self) -> AbstractContextManager[None]:
+        """A span for what is asked to be done."""
+        tracer = self._gate.tracer
+        if tracer is None or self._tally is None or self._scope["method"] != "POST":
+            return nullcontext()
+        return traced(tracer, self._route_path(), self._headers, self._id, self._tally, self._scope["state"])
+
     def _check_headers(self) -> None:
         args = self._gate.state.args
         headers = self._scope["headers"]
@@ -184,15 +193,20 @@ class _Exchange:
 
     async def _send_tagged(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self._status = message["status"]
+            self._status = self._scope["state"]["status"] = message["status"]
             request_id = self._id.encode()
             message["headers"] = [
                 *message.get("headers", []),
                 (b"x-request-id", request_id),  # OpenAI's name
                 (b"request-id", request_id),  # Anthropic's
-                (b"x-system-fingerprint", self._gate.state.fingerprint["id"].encode()),
+                (b"x-system-fingerprint", self._fingerprint().encode()),
             ]
         await self._send(message)
+
+    def _fingerprint(self) -> str:
+        """Of the answer: the server's, unless a route has chosen an adapter."""
+        chosen = self._scope["state"].get("fingerprint")
+        return chosen if chosen is not None else self._gate.state.fingerprint_id()
 
     async def _refuse_body(self) -> None:
         """413. The answer goes out first; then the rest of the body is read, in bounds, so that the client sees it."""

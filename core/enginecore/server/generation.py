@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from enginecore.adapters import AdapterKey
 from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.outputs import RequestOutput
 from enginecore.frontend.tools.plan import Plan
@@ -39,6 +40,16 @@ class Job:
     request_id: str
     created: int
     plan: Plan | None = None
+    adapter: AdapterKey | None = None
+
+    @property
+    def model(self) -> str:
+        """The name that the answer gives as its model."""
+        return self.state.model_name if self.adapter is None else self.adapter[0]
+
+    @property
+    def fingerprint_id(self) -> str:
+        return self.state.fingerprint_id(self.adapter)
 
 
 class ChunkWriter(Protocol):
@@ -52,7 +63,17 @@ def new_job(
     request_id: str, plan: Plan | None = None,
 ) -> Job:  # fmt: skip
     """A job labelled with the client's request id and the time."""
-    return Job(state, body, params, prompts, f"{prefix}-{request_id}", request_id, int(time.time()), plan)
+    adapter = prompts[0].adapter if prompts else None
+    return Job(state, body, params, prompts, f"{prefix}-{request_id}", request_id, int(time.time()), plan, adapter)
+
+
+def choose_adapter(state: ServerState, request: Request, model: str | None) -> AdapterKey | None:
+    """The adapter that a request's model names, None for the model itself; the answer's headers tell its
+    fingerprint."""
+    adapter = state.adapter_of(model)
+    if adapter is not None:
+        request.state.fingerprint = state.fingerprint_id(adapter)
+    return adapter
 
 
 async def prepare_all(state: ServerState, prepare: Sequence[Callable[[], PreparedRequest]]) -> list[PreparedRequest]:
@@ -69,6 +90,7 @@ async def run_to_end(request: Request, job: Job, submitted: Callable[[], None]) 
     """The final outputs of all prompts, in order. The client's hanging up aborts them."""
 
     tally: Tally = request.state.tally
+    tally.asked(job.params, job.model)
 
     async def collect() -> list[RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
@@ -93,6 +115,7 @@ async def stream_events(
     options = job.body.stream_options
     include_usage = options is not None and bool(options.include_usage)
     tally: Tally = request.state.tally
+    tally.asked(job.params, job.model)
 
     async def generate() -> AsyncGenerator[bytes, None]:
         usage = Usage()

@@ -9,41 +9,47 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginecore._version import __version__
+from enginecore.adapters import AdapterInfo
 from enginecore.metrics import CONTENT_TYPE
 from enginecore.server.errors import ApiError
 from enginecore.server.generation import json_response
 from enginecore.server.state import ServerState
 
 
-def _model(state: ServerState) -> dict[str, Any]:
+def _model(state: ServerState, adapter: AdapterInfo | None = None) -> dict[str, Any]:
+    name = state.model_name if adapter is None else adapter.name
+    created = state.created if adapter is None else adapter.created
     return {
-        "id": state.model_name,
+        "id": name,
         "object": "model",
-        "created": state.created,
+        "created": created,
         "owned_by": "enginecore",
-        "root": state.llm.config.model,
-        "parent": None,
+        "root": state.llm.config.model if adapter is None else name,
+        "parent": None if adapter is None else state.model_name,
         "max_model_len": state.llm.config.max_model_len,
         # Anthropic's names for it
         "type": "model",
-        "display_name": state.model_name,
-        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(state.created)),
+        "display_name": name,
+        "created_at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(created)),
         "lifecycle": "active",
         "max_input_tokens": state.llm.config.max_model_len,
     }
 
 
 async def models(state: ServerState, request: Request) -> Response:
-    """The model that is served, in one object for OpenAI's clients and Anthropic's."""
-    name = state.model_name
-    page = {"has_more": False, "first_id": name, "last_id": name}
-    return json_response({"object": "list", "data": [_model(state)], **page})
+    """The model that is served and the adapters of it, in one object for OpenAI's clients and Anthropic's."""
+    data = [_model(state), *(_model(state, info) for info in state.llm.adapters.all())]
+    page = {"has_more": False, "first_id": data[0]["id"], "last_id": data[-1]["id"]}
+    return json_response({"object": "list", "data": data, **page})
 
 
 async def model(state: ServerState, request: Request) -> Response:
-    """What is known of the model."""
-    state.check_model(request.path_params["model"])
-    return json_response(_model(state))
+    """What is known of the model, or of an adapter."""
+    name: str = request.path_params["model"]
+    adapter = state.llm.adapters.get(name)
+    if adapter is None:
+        state.check_model(name)
+    return json_response(_model(state, adapter))
 
 
 async def health(state: ServerState, request: Request) -> Response:
@@ -81,6 +87,7 @@ async def fingerprint(state: ServerState, request: Request) -> Response:
 async def fingerprint_by_id(state: ServerState, request: Request) -> Response:
     """GET /v1/fingerprint/{id}: what the `system_fingerprint` of an answer stands for."""
     given: str = request.path_params["fingerprint_id"]
-    if given != state.fingerprint["id"]:
+    found = state.find_fingerprint(given)
+    if found is None:
         raise ApiError(404, f"this server's fingerprint is {state.fingerprint['id']}", code="fingerprint_not_found")
-    return json_response(state.fingerprint)
+    return json_response(found)

@@ -84,11 +84,11 @@ def _check(state: ServerState, raw: dict[str, Any], request: Request) -> tuple[T
 def _turn(
     state: ServerState, body: CountTokensRequest, raw: dict[str, Any], request: Request
 ) -> tuple[Turn, Conversation]:
-    state.check_model(body.model)
+    state.adapter_of(body.model)
     chat = convert_conversation(body)
     fields = extra_fields(raw) | convert_tools(body) | convert_settings(body)
     fields |= {"messages": chat.messages, "continue_final_message": is_prefill(chat)}
-    return check_turn(state, request, fields), chat
+    return check_turn(state, request, fields, body.model), chat
 
 
 def _prepare(turn: Turn, chat: Conversation) -> _Job:
@@ -125,7 +125,7 @@ def _tokens_before(turn: Turn, point: Breakpoint, prompt: PreparedRequest) -> in
 
 
 def _answer(job: _Job, parser: PlannedAnswer) -> Answer:
-    return Answer(f"msg_{job.turn.request_id}", job.turn.state.model_name, job.prompt, job.cached, parser.call_id)
+    return Answer(f"msg_{job.turn.request_id}", job.turn.model, job.prompt, job.cached, parser.call_id)
 
 
 async def _stream(request: Request, job: _Job, submitted: Callable[[], None]) -> EventStream:

@@ -12,8 +12,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from enginecore._version import __version__
+from enginecore.pooling import MAX_DIMENSIONS, POOLING_TASKS
 from enginecore.request import INT32_MAX, INT64_MAX, INT64_MIN, MAX_N, MAX_STOP_STRINGS
-from enginecore.server import messages_protocol, pins, protocol, responses_protocol
+from enginecore.server import lora, messages_protocol, pins, pooling_protocol, protocol, responses_protocol
 from enginecore.server.errors import ANTHROPIC_PATH, JSON
 from enginecore.server.gate import OPEN_PATHS
 from enginecore.server.generation import json_response
@@ -28,8 +29,18 @@ BODIES: dict[str, type[msgspec.Struct]] = {
     "/v1/messages/count_tokens": messages_protocol.CountTokensRequest,
     "/v1/responses": responses_protocol.ResponsesRequest,
     "/v1/responses/input_tokens": responses_protocol.ResponsesRequest,
+    "/v1/embeddings": pooling_protocol.EmbeddingRequest,
+    "/v1/rerank": pooling_protocol.RerankRequest,
+    "/rerank": pooling_protocol.RerankRequest,
+    "/v2/rerank": pooling_protocol.RerankRequest,
+    "/v1/score": pooling_protocol.ScoreRequest,
+    "/score": pooling_protocol.ScoreRequest,
+    "/classify": pooling_protocol.ClassifyRequest,
+    "/pooling": pooling_protocol.PoolingRequest,
     "/v1/cache/pin": pins.PinRequest,
     "/v1/cache/unpin": pins.UnpinRequest,
+    "/v1/load_lora_adapter": lora.LoadAdapterRequest,
+    "/v1/unload_lora_adapter": lora.UnloadAdapterRequest,
     "/tokenize": protocol.TokenizeRequest,
     "/detokenize": protocol.DetokenizeRequest,
 }
@@ -69,6 +80,28 @@ _MESSAGE = {
     "required": ["role"],
 }
 _MESSAGES = {"type": "array", "items": _MESSAGE, "minItems": 1}
+_TEXTS = {
+    "oneOf": [{"type": "string", "minLength": 1}, {"type": "array", "items": {"type": "string"}, "minItems": 1},
+              {**_TOKENS, "minItems": 1}, {"type": "array", "items": _TOKENS, "minItems": 1}],
+}  # fmt: skip
+_DOCUMENT = {
+    "oneOf": [{"type": "string", "minLength": 1}, {"type": "object", "properties": {"text": {"type": "string"}},
+                                                  "required": ["text"]}],
+}  # fmt: skip
+#: As `_REFINED`, for the schemas of pooling.
+_REFINED_POOLING: dict[str, dict[str, Any]] = {
+    "input": _TEXTS,
+    "text_1": _TEXTS,
+    "text_2": _TEXTS,
+    "query": {"type": "string", "minLength": 1},
+    "documents": {"type": "array", "items": _DOCUMENT, "minItems": 1},
+    "task": {"type": "string", "enum": list(POOLING_TASKS)},
+    "dimensions": {**_INTEGER, "minimum": 1, "maximum": MAX_DIMENSIONS},
+    "top_n": {**_INTEGER, "minimum": 0},
+}
+_POOLING_SCHEMAS = frozenset(schema.__name__ for schema in BODIES.values() if issubclass(schema, pooling_protocol.
+                             PoolingFields))  # fmt: skip
+
 #: What the wire schemas leave to later checks, by field.
 _REFINED: dict[str, dict[str, Any]] = {
     "messages": _MESSAGES,
@@ -135,9 +168,10 @@ def _schemas() -> dict[str, Any]:
         if name in _WITH_EXTRAS:
             properties |= {field: chat[field] for field in EXTRA_FIELDS if field in chat}
         anthropic = name in ("MessagesRequest", "CountTokensRequest")
+        refined = {**_REFINED, **_REFINED_POOLING} if name in _POOLING_SCHEMAS else _REFINED
         for field in properties:
-            if field in _REFINED and not (anthropic and field in ("messages", "tool_choice")):
-                properties[field] = _REFINED[field]
+            if field in refined and not (anthropic and field in ("messages", "tool_choice")):
+                properties[field] = refined[field]
     found["DetokenizeRequest"]["properties"]["tokens"] = _TOKENS
     error = {name: {"type": ["string", "null"]} for name in ("message", "type", "param", "code")}
     found["Error"] = _object(error=_object(**error))

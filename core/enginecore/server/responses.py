@@ -83,7 +83,7 @@ def _check(state: ServerState, raw: dict[str, Any], request: Request) -> _Job:
     request_id, owner = request.state.request_id, owner_of(request)
     check_fields(raw, KNOWN_RESPONSES, UNSUPPORTED, strict=state.args.strict_fields, request_id=request_id)
     body = convert(raw, ResponsesRequest)
-    state.check_model(body.model)
+    state.adapter_of(body.model)
     if body.background and not body.store:
         raise ParameterError("a response in the background must be stored", param="store")
     items = input_items(body.input)
@@ -98,7 +98,7 @@ def _check(state: ServerState, raw: dict[str, Any], request: Request) -> _Job:
         settings["chat_template_kwargs"] |= raw.get("chat_template_kwargs") or {}
     fields = extra_fields(raw) | convert_tools(body) | settings
     fields["messages"] = to_messages(items, body.instructions)
-    return _Job(check_turn(state, request, fields), body, items, owner)
+    return _Job(check_turn(state, request, fields, body.model), body, items, owner)
 
 
 def _prepare(job: _Job) -> PreparedRequest:

@@ -32,7 +32,7 @@ def response_object(turn: Turn, body: ResponsesRequest, response_id: str) -> dic
         "max_output_tokens": body.max_output_tokens,
         "max_tool_calls": body.max_tool_calls,
         "metadata": body.metadata or {},
-        "model": turn.state.model_name,
+        "model": turn.model,
         "output": [],
         "parallel_tool_calls": body.parallel_tool_calls,
         "previous_response_id": body.previous_response_id,

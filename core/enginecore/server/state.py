@@ -8,15 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from enginecore.adapters import AdapterKey
 from enginecore.errors import ParameterError, QueueFullError
 from enginecore.frontend.async_llm import AsyncLLM
-from enginecore.frontend.fingerprint import fingerprint
+from enginecore.frontend.fingerprint import fingerprint, with_adapter
 from enginecore.frontend.tools.plan import find_dialect
 from enginecore.metrics import Metrics
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ApiError
 from enginecore.server.keys import Keyring
 from enginecore.server.responses_store import ResponseStore
+
+#: Fingerprints of answers with adapters that are kept, so that clients can look them up.
+MAX_FINGERPRINTS = 256
 
 
 class ServerState:
@@ -35,6 +39,7 @@ class ServerState:
         self.draining = False
         #: Set by /sleep: what is to be generated is refused until /wake_up.
         self.asleep = False
+        self._fingerprints: dict[AdapterKey, dict[str, Any]] = {}
         self.in_flight = 0
         self._reserved = 0
         self._max_sequences = llm.config.max_num_seqs + max_waiting
@@ -47,6 +52,24 @@ class ServerState:
         """What can change a result, with its `id`. Slow the first time."""
         llm = self.llm
         return fingerprint(llm.ready, tokenizer=llm.tokenizer, chat_template=llm.renderer.source, defaults=llm.defaults)
+
+    def fingerprint_id(self, adapter: AdapterKey | None = None) -> str:
+        """The name of the fingerprint of answers that an adapter has a part in, or none."""
+        if adapter is None:
+            return str(self.fingerprint["id"])
+        known = self._fingerprints.get(adapter)
+        if known is None:
+            info = self.llm.adapters.get(adapter[0])
+            if info is None or info.key != adapter:  # it was unloaded a moment ago
+                return str(self.fingerprint["id"])
+            known = self._fingerprints[adapter] = with_adapter(self.fingerprint, info)
+            if len(self._fingerprints) > MAX_FINGERPRINTS:
+                del self._fingerprints[next(iter(self._fingerprints))]
+        return str(known["id"])
+
+    def find_fingerprint(self, name: str) -> dict[str, Any] | None:
+        """The fingerprint of that name, among this server's and those of adapters that have answered."""
+        return next((each for each in (self.fingerprint, *self._fingerprints.values()) if each["id"] == name), None)
 
     @property
     def ready(self) -> bool:
@@ -64,6 +87,14 @@ class ServerState:
         if model is not None and model != self.model_name:
             told = f"the model {model[:256]!r} does not exist; this server has {self.model_name!r}"
             raise ApiError(404, told, param="model", code="model_not_found")
+
+    def adapter_of(self, model: str | None) -> AdapterKey | None:
+        """The adapter that a request asks for by its name, None for the model itself. 404 for anything else."""
+        info = self.llm.adapters.get(model) if model is not None else None
+        if info is None:
+            self.check_model(model)
+            return None
+        return info.key
 
     @contextlib.contextmanager
     def reserve(self, count: int) -> Iterator[Callable[[], None]]:

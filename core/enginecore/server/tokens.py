@@ -32,7 +32,7 @@ def _tokenize(state: ServerState, raw: dict[str, Any], request_id: str) -> Respo
     strict = state.args.strict_fields
     check_fields(raw, field_names(TokenizeRequest), UNSUPPORTED_TOKENIZE, strict=strict, request_id=request_id)
     body = convert(raw, TokenizeRequest)
-    state.check_model(body.model)
+    state.adapter_of(body.model)
     if (body.prompt is None) == (body.messages is None):
         raise ParameterError("give either prompt or messages", param="prompt")
     ids = encode_prompt(state, body)
@@ -66,8 +66,14 @@ def encode_prompt(state: ServerState, body: TokenizeRequest) -> list[int]:
 def _detokenize(state: ServerState, raw: dict[str, Any], request_id: str) -> Response:
     check_fields(raw, field_names(DetokenizeRequest), {}, strict=state.args.strict_fields, request_id=request_id)
     body = convert(raw, DetokenizeRequest)
-    state.check_model(body.model)
+    state.adapter_of(body.model)
+    return json_response({"prompt": decode_ids(state, body.tokens)})
+
+
+def decode_ids(state: ServerState, tokens: list[int], param: str = "tokens") -> str:
+    """The text of token ids, which errors call `param`. Slow: for a thread."""
     size = state.llm.config.vocab_size
-    if body.tokens and not 0 <= min(body.tokens) <= max(body.tokens) < size:
-        raise ParameterError(f"tokens holds an id outside 0 to {size - 1}", param="tokens")
-    return json_response({"prompt": state.llm.tokenizer.decode(body.tokens, skip_special_tokens=False)})
+    if tokens and not 0 <= min(tokens) <= max(tokens) < size:
+        raise ParameterError(f"{param} holds an id outside 0 to {size - 1}", param=param)
+    text: str = state.llm.tokenizer.decode(tokens, skip_special_tokens=False)
+    return text

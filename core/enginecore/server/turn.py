@@ -13,6 +13,7 @@ from typing import Any
 
 from starlette.requests import Request
 
+from enginecore.adapters import AdapterKey
 from enginecore.errors import ParameterError
 from enginecore.frontend.input_processor import PreparedRequest
 from enginecore.frontend.outputs import RequestOutput
@@ -22,6 +23,7 @@ from enginecore.frontend.tools.plan import Plan
 from enginecore.request import SamplingParams
 from enginecore.server.body import convert
 from enginecore.server.chat import plan_of
+from enginecore.server.generation import choose_adapter
 from enginecore.server.keys import Tally
 from enginecore.server.protocol import ChatRequest
 from enginecore.server.sampling import chat_params
@@ -48,20 +50,29 @@ class Turn:
     params: SamplingParams
     asked: bool
     plan: Plan
+    adapter: AdapterKey | None = None
+
+    @property
+    def model(self) -> str:
+        """The name that the answer gives as its model."""
+        return self.state.model_name if self.adapter is None else self.adapter[0]
 
     def parser(self, prompt: PreparedRequest) -> PlannedAnswer:
         """What takes the answer to `prompt` apart."""
         return PlannedAnswer(self.plan, prompt.form)
 
 
-def check_turn(state: ServerState, request: Request, chat: dict[str, Any]) -> Turn:
-    """The turn that a chat request's fields ask for. ParameterError for what is wrong with them."""
+def check_turn(state: ServerState, request: Request, chat: dict[str, Any], model: str | None = None) -> Turn:
+    """The turn that a chat request's fields ask for, of `model`. ParameterError for what is wrong with them."""
     thought = state.dialect.reasoning
     if thought is None or (thought.layout == "harmony" and chat.get("thinking_token_budget") == 0):
         chat = {**chat, "thinking_token_budget": None}  # there is no thinking to bound
     body = convert({name: value for name, value in chat.items() if value is not None}, ChatRequest)
     params, asked = chat_params(body, state.llm.defaults, state.llm.config.max_logprobs)
-    return Turn(state, request.state.request_id, request.state.tally, body, params, asked, plan_of(state, body, params))
+    plan, adapter = plan_of(state, body, params), choose_adapter(state, request, model)
+    turn = Turn(state, request.state.request_id, request.state.tally, body, params, asked, plan, adapter)
+    turn.tally.asked(params, turn.model)
+    return turn
 
 
 def extra_fields(raw: dict[str, Any]) -> dict[str, Any]:
@@ -101,6 +112,7 @@ def prepare_turn(turn: Turn, *, clamp: bool, param: str) -> PreparedRequest:
         clamp=clamp,
         param=param,
         form=turn.plan.form(text, turn.state.llm.input.grammars),
+        adapter=turn.adapter,
     )
 
 
