@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: A cache larger than this share of the machine would push out the page cache that the weights are read through.
 MEMORY_UTILIZATION = 0.4
-#: Tokens a step. With twice as many the rows between two products no longer stay in the second-level caches (5 to 9
+#: Tokens a step. With twice as many the rows between two products no longer stay in the second-level caches (int8: 9
 #: percent less throughput), and a prompt holds up its neighbours' next tokens for twice as long; with half as many the
 #: weights are read once more for too few rows.
 BATCHED_TOKENS = 256
