@@ -48,7 +48,9 @@ _OPS = (
         "(ops/int4.py) or ScaledWeight (ops/scaled.py) instead has a scheme that the backend claims in "
         "Capabilities.quantizations. The result is called as packed(x_TI) -> y_TO (x.dtype), has rows(ids_T) -> [T, I] "
         "(rows of the original weight, so that a tied embedding needs one copy), `nbytes`, `in_features` and "
-        "`out_features`.",
+        "`out_features`. It may have normed(x_TI, residual_TI | None, weight_I, eps) -> (y_TO, s_TI), the product of "
+        "rms_norm(s) and s = x + residual (or x), and activated(x_T2I, activation) -> y_TO, the product of that op's "
+        "result: the same bits as op and product in turn, faster. normed may overwrite residual.",
     ),
     OpSchema(
         "sample",
