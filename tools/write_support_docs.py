@@ -106,7 +106,7 @@ def _tries(case_id: str, part: str, row: str, dtype: str) -> bool:
         return op == row
     if op != "attention":
         return False
-    used = [feature for feature, word in FEATURE_CASES.items() if word in base]
+    used = [base] if base.startswith("kv_") else [feature for feature, word in FEATURE_CASES.items() if word in base]
     return bool(suffix) and (row in used if row != "plain" else not used)
 
 

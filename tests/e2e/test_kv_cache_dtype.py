@@ -1,7 +1,7 @@
 """The real model over caches of bytes: close to the model's own tokens, and the same answer however it is reached.
 
-What a byte loses is lost when a token is written. So a prompt alone, beside others, after a hit inside a block, and back
-from host memory must give the same tokens and log-probabilities, bit for bit.
+What a byte loses is lost when a token is written. So a prompt alone, beside others, after a hit inside a block, and
+back from host memory must give the same tokens and log-probabilities, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ def answers(llm: LLM, prompts: list[list[int]], count: int = 16, *, read: bool =
     """([tokens and their log-probabilities], prompt tokens that were reused) of greedy answers."""
     params = SamplingParams(temperature=0, max_tokens=count, logprobs=0, skip_reading_prefix_cache=not read)
     outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
-    told = [(o.outputs[0].token_ids, [p[t].logprob for p, t in zip(o.outputs[0].logprobs, o.outputs[0].token_ids)]) for o in outputs]
+    told = []
+    for (first,) in (output.outputs for output in outputs):
+        chosen = zip(first.logprobs, first.token_ids, strict=True)
+        told.append((first.token_ids, [found[token].logprob for found, token in chosen]))
     return told, sum(output.num_cached_tokens for output in outputs)
 
 

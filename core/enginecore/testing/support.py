@@ -11,6 +11,8 @@ from enginecore.ops.schema import OPS
 #: Columns that are always there, so that tables of two backends can be compared.
 DTYPES = ("float32", "bfloat16", "float16")
 FEATURES = ("sliding_window", "soft_cap", "sinks", "alibi", "non_causal", "cross_attention", "mla")
+#: Of caches that are narrower than activations; rows "kv_int8" and so on.
+KV_DTYPES = ("int8", "float8_e4m3fn", "float8_e5m2")
 
 #: The dtype is not claimed; the backend's own; the torch reference because there is no other; or because it refuses.
 UNSUPPORTED, NATIVE, REFERENCE, REFUSED = "unsupported", "native", "reference", "refused"
@@ -33,7 +35,8 @@ def support_of(backend: Backend) -> dict[str, Any]:
 
 
 def _rows(backend: Backend) -> list[str]:
-    return ["plain", *FEATURES, *sorted(backend.capabilities.features - set(FEATURES))]
+    kept = [f"kv_{name}" for name in KV_DTYPES]
+    return ["plain", *FEATURES, *kept, *sorted(backend.capabilities.features - set(FEATURES))]
 
 
 def _op(backend: Backend, op: str, dtype: str) -> dict[str, Any]:
@@ -50,6 +53,8 @@ def _attention(backend: Backend, name: str, dtype: str) -> dict[str, Any]:
     base = baseline_query(backend.capabilities)
     kv_dtype = dtype if dtype in backend.capabilities.kv_dtypes else base.kv_dtype
     features = frozenset() if name == "plain" else frozenset({name})
+    if name.removeprefix("kv_") in KV_DTYPES:
+        kv_dtype, features = name.removeprefix("kv_"), frozenset()
     query = dataclasses.replace(base, dtype=dtype, kv_dtype=kv_dtype, features=features)
     assert backend.attention is not None
     # A feature that the plugin does not claim is refused on its behalf, whatever its supports() would say.

@@ -1,8 +1,8 @@
 """Paged attention through the native kernels. The layout of the cache is drawn in `src/kernels.hpp`.
 
 Shapes: T tokens, H query heads, K key-value heads, D head size. A cache is [blocks, 2, K, block_size, D rounded up to
-16]; the last two dimensions are stored as panels, so only the kernels read it. An int8 cache has its scales, one float32
-a token, behind each head's codes: [blocks, 2, K, block_size * (D rounded up to 16 + 4)].
+16]; the last two dimensions are stored as panels, so only the kernels read it. An int8 cache has its scales, one
+float32 a token, behind each head's codes: [blocks, 2, K, block_size * (D rounded up to 16 + 4)].
 """
 
 from __future__ import annotations

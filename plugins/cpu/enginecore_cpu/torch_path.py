@@ -34,9 +34,9 @@ def torch_capabilities() -> Capabilities:
 
 
 class TorchAttention(torch_backend.TorchAttention):
-    """The core's, over caches of bytes, too: [blocks, 2, block_size, K, D] of 8-bit floats, or [blocks, 2, block_size, K,
-    D + 4] of int8, whose last four bytes are the scale (float32) of a token and head. Refuses slots outside the cache with
-    their number.
+    """The core's, over caches of bytes, too: [blocks, 2, block_size, K, D] of 8-bit floats, or [blocks, 2, block_size,
+    K, D + 4] of int8, whose last four bytes are the scale (float32) of a token and head. Refuses slots outside the
+    cache with their number.
     """
 
     def kv_cache_layout(self, spec: KVCacheSpec) -> KVCacheLayout:

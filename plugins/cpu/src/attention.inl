@@ -199,7 +199,7 @@ void value_tile(const char* weights, const char* const* values, int panels, int6
   for (int i = 0; i < panels; ++i) {
     const char* b[P];
     EC_UNROLL for (int p = 0; p < P; ++p) b[p] = values[i] + offset + p * 64;
-    const char* lines = ahead ? ahead->take(P * kSteps) : nullptr;
+    const char* lines = ahead && i % kSoftmaxShare != kSoftmaxShare - 1 ? ahead->take(P * kSteps) : nullptr;
     steps_ahead<T, R, P>(acc, weights + i * kPanel * int64_t(sizeof(T)), kChunk * 4, b, v_step, kSteps, lines);
   }
   EC_UNROLL for (int r = 0; r < R; ++r)
@@ -303,7 +303,7 @@ float finish_scores(const AttentionArgs& a, const TileRows& rows, ChunkRange ran
 // start), their sum, the maximum.
 template <class T, bool Fine = sizeof(T) == 4>
 void softmax_row(const AttentionArgs& a, const TileRows& rows, ChunkRange range, int64_t position, float slope,
-                 float* scores, float* max_out, float* sum_out) {
+                 float* scores, float* max_out, float* sum_out, Ahead* ahead, int lines) {
   const int panels = int((range.end - range.begin + kPanel - 1) / kPanel);
   const float factor = finish_scores(a, rows, range, position, slope, scores);
   // Two chains each, by the parity of the panel: their order in the final sum does not matter.
@@ -321,6 +321,7 @@ void softmax_row(const AttentionArgs& a, const TileRows& rows, ChunkRange range,
   const auto weigh = [&](int panel) {
     const vf p = vexp2<Fine>(fma(vload(scores + panel * kPanel), scale, shift));
     vstore(weights + panel * kPanel, p);
+    if (ahead) ahead->fetch(lines);
     return p;
   };
   vf sum0 = vset(0.0f), sum1 = sum0;
@@ -335,9 +336,9 @@ void softmax_row(const AttentionArgs& a, const TileRows& rows, ChunkRange range,
 
 // The same with weights times their values' scales, as bytes in place of the scores.
 ByteRow softmax_bytes(const AttentionArgs& a, const TileRows& rows, ChunkRange range, int64_t position, float slope, const float* scales,
-                      float* scores, float* max_out, float* sum_out) {
-  if (a.cache.dtype == DType::kFloat32) softmax_row<float>(a, rows, range, position, slope, scores, max_out, sum_out);
-  else softmax_row<float, false>(a, rows, range, position, slope, scores, max_out, sum_out);
+                      float* scores, float* max_out, float* sum_out, Ahead* ahead, int lines) {
+  if (a.cache.dtype == DType::kFloat32) softmax_row<float>(a, rows, range, position, slope, scores, max_out, sum_out, ahead, lines);
+  else softmax_row<float, false>(a, rows, range, position, slope, scores, max_out, sum_out, ahead, lines);
   const int n = int((range.end - range.begin + kPanel - 1) / kPanel) * kPanel;
   vf largest = vset(0.0f);
   vu bad = vsetu(0);
@@ -409,7 +410,8 @@ void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const Ti
     const int n = count - i < kMaxPanels ? count - i : kMaxPanels;
     for (int t = 0; t < tiles; ++t) {
       const int r0 = item.rows * t / tiles, r1 = item.rows * (t + 1) / tiles;
-      const char* lines = ahead && t == 0 ? ahead->take(n * steps) : nullptr;
+      const bool fetches = ahead && t == 0 && i / kMaxPanels % kSoftmaxShare != kSoftmaxShare - 1;
+      const char* lines = fetches ? ahead->take(n * steps) : nullptr;
       float* to = scratch.scores + r0 * kChunk + i * kPanel;
       if (bytes)
         score_bytes_of(r1 - r0, n)(scratch.q + int64_t(r0) * 2 * c.padded, c.padded, scratch.rows + r0, panels.keys + i, steps,
@@ -418,12 +420,14 @@ void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const Ti
     }
   }
   ByteRow* const weights = scratch.rows + kTileRows;
+  // A thread has only so many lines on their way at a time, so they are spread: a quarter of them here, a few a panel.
+  const int lines = ahead ? int((count * steps + count * value_lines) / kSoftmaxShare / (item.rows * count)) + 1 : 0;
   for (int r = 0; r < item.rows; ++r) {
     const int64_t flat = item.row + r, head = int64_t(item.kv_head) * a.group + flat % a.group, position = rows.context + flat / a.group;
     const float slope = a.alibi ? a.alibi[head] : 0.0f;
     float* row = scratch.scores + r * kChunk;
-    if (bytes) weights[r] = softmax_bytes(a, rows, range, position, slope, scratch.scales + kChunk, row, max + r, sum + r);
-    else softmax_row<T>(a, rows, range, position, slope, row, max + r, sum + r);
+    if (bytes) weights[r] = softmax_bytes(a, rows, range, position, slope, scratch.scales + kChunk, row, max + r, sum + r, ahead, lines);
+    else softmax_row<T>(a, rows, range, position, slope, row, max + r, sum + r, ahead, lines);
   }
   const int64_t v_step = bytes ? int64_t(c.padded) * 4 : c.padded * int64_t(sizeof(T)) * Step<T>::kWidth;
   for (int d = 0; d < c.padded / kPanel; d += kMaxPanels) {

@@ -183,6 +183,8 @@ EC_INLINE ByteRow split_bytes(const float* x, int n, float largest, char* high, 
   return ByteRow{{-128 * hsum(sum_high), -128 * hsum(sum_low)}, largest * (1.0f / kMost)};
 }
 
+constexpr int kSoftmaxShare = 4;  // one line in so many of what is fetched ahead is fetched during the softmax
+
 constexpr int kByteRows = kMaxRows < 2 ? 1 : kMaxRows / 2;  // each has two sums
 
 EC_INLINE vf byte_sum(vi high, vi low, float scale) { return fma(to_float(high), vset(256.0f), to_float(low)) * vset(scale); }
@@ -225,7 +227,7 @@ void value_bytes(const char* weights, const ByteRow* rows, const char* const* va
   }
   for (int i = 0; i < panels; ++i) {
     const char* v = values[i] + offset;
-    const char* lines = ahead ? ahead->take(P * kPanel / 4) : nullptr;
+    const char* lines = ahead && i % kSoftmaxShare != kSoftmaxShare - 1 ? ahead->take(P * kPanel / 4) : nullptr;
     EC_UNROLL for (int s = 0; s < kPanel / 4; ++s) {
       vu x[P];
       EC_UNROLL for (int p = 0; p < P; ++p) x[p] = vloadu(v + s * v_step + p * 64);
