@@ -100,9 +100,11 @@ def plain_decoder(path: str) -> Any:
     """transformers' own model with the file's weights, in float32."""
     from enginecore.models.gguf_weights import GGUFTensors
     from enginecore.models.inspect import make_config
-    from transformers import AutoModel
+    from transformers import AutoModel, initialization
 
-    model = AutoModel.from_config(make_config(resolve_model(path)), dtype=torch.float32, attn_implementation="eager")
+    config = make_config(resolve_model(path))
+    with initialization.no_init_weights():
+        model = AutoModel.from_config(config, dtype=torch.float32, attn_implementation="eager")
     weights = GGUFTensors(path)
     for name, tensor in model.state_dict().items():
         weights.read_into(f"model.{name}", tensor)

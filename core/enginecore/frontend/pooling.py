@@ -82,6 +82,8 @@ class PoolingOutput:
 class PoolingInput(InputProcessor):
     """Checks texts against a pooling model. Thread-safe."""
 
+    tokenizer: Any  # one that reads pairs, too
+
     def __init__(self, config: EngineConfig, tokenizer: Any, table: TokenTable) -> None:
         super().__init__(config, tokenizer, table)
         assert config.pooling is not None

@@ -291,6 +291,9 @@ def _report(ready: ReadyInfo) -> None:
         logger.info("  %s = %s (%s)", setting, value, reason)
     for owner, size in ready.ledger.items():
         logger.info("  memory, %s: %.1f MiB", owner, size / 2**20)
+    if ready.config.pooling is not None:
+        logger.info("  a model for pooling (%s), without a KV cache", ", ".join(ready.config.pooling.tasks))
+        return
     blocks = f"{ready.config.num_blocks} blocks of {ready.config.block_size} tokens"
     logger.info("  KV cache: %s in %s", blocks, ready.config.kv_cache_dtype or "the device's own form")
 
