@@ -125,7 +125,8 @@ def inspect_pooling(files: ModelFiles, dtype: str, *, classifier: bool) -> Inspe
         except Exception as error:  # the library raises many kinds
             raise ModelError(f"transformers cannot build model {files.name!r}: {one_line(error)}") from error
 
-    model, calls, obstacle = build(IMPLEMENTATION), [], None
+    calls: list[AttentionCall] = []
+    model = build(IMPLEMENTATION)
     if getattr(model, "_supports_attention_backend", False):
         calls, reasons = _trace(_base(model))
         obstacle = "; ".join(reasons) or None
@@ -247,8 +248,8 @@ class _Dense:
     ) -> torch.Tensor:
         sinks = options.get("s_aux")
         params = next(self._calls).params(None if sinks is None else sinks.detach().float())
-        rows = (states[0].transpose(0, 1).float() for states in (query, key, value))
-        out_THD: torch.Tensor = attend(*rows, params).to(query.dtype)
+        query_THD, key_TKD, value_TKD = (states[0].transpose(0, 1).float() for states in (query, key, value))
+        out_THD: torch.Tensor = attend(query_THD, key_TKD, value_TKD, params).to(query.dtype)
         return out_THD.unsqueeze(0)
 
     def attend_latent(self, module: nn.Module, query_THW: torch.Tensor, rows_TW: torch.Tensor) -> torch.Tensor:
