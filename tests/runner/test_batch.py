@@ -127,7 +127,8 @@ def test_random_steps(data: st.DataObject, size: int) -> None:
         compare(batch, seqs, step)
         sampled = [row for row in rows if row[3]]
         tokens = [200 + number + i for i in range(len(sampled))]
-        batch.append([row[0] for row in sampled], [row[1] + row[2] for row in sampled], tokens)
+        positions = np.array([row[1] + row[2] for row in sampled], np.int64)
+        batch.append(np.array([row[0] for row in sampled], np.int64), positions, tokens)
         for slot, start, count, _ in rows:
             seqs[slot].computed = start + count
         for row, token in zip(sampled, tokens, strict=True):

@@ -18,11 +18,13 @@ from enginecore.request import EngineRequest
 @dataclass(frozen=True)
 class StepInputs:
     """`batch.logits_indices` lists the sampling rows' last tokens first, in row order, then for each (row, first
-    position, count) of `prompt_rows` the tokens whose logits predict prompt positions first .. first + count - 1."""
+    position, count) of `prompt_rows` the tokens whose logits predict prompt positions first .. first + count - 1.
+    `late`: the tokens of the step (their places, their slots) whose ids the host does not know; None: it knows all."""
 
     batch: RuntimeBatch
     sample_rows: list[int]
     prompt_rows: list[tuple[int, int, int]]
+    late: tuple[np.ndarray, np.ndarray] | None = None
 
 
 class PersistentBatch:
@@ -36,6 +38,10 @@ class PersistentBatch:
         self.num_prompt_S = np.zeros(max_num_seqs, np.int64)
         self.requests: list[EngineRequest | None] = [None] * max_num_seqs
         self.request_ids_S = np.full(max_num_seqs, "", object)
+        #: Counts who enters each slot.
+        self.entries_S = np.zeros(max_num_seqs, np.int64)
+        #: The position of the slot's token that is sampled and not known here yet, else -1.
+        self.late_S = np.full(max_num_seqs, -1, np.int64)
         #: Next prompt position whose log-probability is owed, by slot.
         self.prompt_logprobs_at: dict[int, int] = {}
         #: First position that is written in the slot's next step, for those that compute one before it.
@@ -58,6 +64,8 @@ class PersistentBatch:
         self.num_prompt_S[new.slot] = new.num_prompt
         self.requests[new.slot] = new.request
         self.request_ids_S[new.slot] = new.request.request_id
+        self.entries_S[new.slot] += 1
+        self.late_S[new.slot] = -1
         self.prompt_logprobs_at.pop(new.slot, None)
         self.write_from.pop(new.slot, None)
         if new.write_from:
@@ -87,6 +95,8 @@ class PersistentBatch:
         sample_rows = np.flatnonzero(plan.samples_N)
         logits_indices, prompt_rows = self._prompt_rows(plan, query_start_loc)
         last = query_start_loc[1:][sample_rows] - 1
+        late_rows = np.flatnonzero(self.late_S[slots] == seq_lens - 1)
+        late = (query_start_loc[1:][late_rows].astype(np.int64) - 1, slots[late_rows]) if len(late_rows) else None
         return StepInputs(
             batch=RuntimeBatch(
                 token_ids=self.tokens_SL[slots_T, positions_T],
@@ -100,6 +110,7 @@ class PersistentBatch:
             ),
             sample_rows=sample_rows.tolist(),
             prompt_rows=prompt_rows,
+            late=late,
         )
 
     def _prompt_rows(
@@ -123,6 +134,21 @@ class PersistentBatch:
                 del self.prompt_logprobs_at[slot]
         return indices, rows
 
-    def append(self, slots: np.ndarray, positions: np.ndarray, token_ids: list[int]) -> None:
-        """Remember sampled tokens: they are the inputs of the next step."""
-        self.tokens_SL[slots, positions] = token_ids
+    def expect(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
+        """Tokens at these positions are being sampled. Returns the slots' numbers of entry, for `append`."""
+        self.late_S[slots] = positions
+        entries: np.ndarray = self.entries_S[slots]
+        return entries
+
+    def append(
+        self, slots: np.ndarray, positions: np.ndarray, token_ids: list[int], entries: np.ndarray | None = None
+    ) -> np.ndarray:
+        """Remember sampled tokens: they are inputs of steps to come. Returns which of the slots still belong to the
+        sequences that the tokens were sampled for, as the numbers of entry tell (None: all)."""
+        mine = np.ones(len(slots), np.bool_) if entries is None else self.entries_S[slots] == entries
+        tokens = np.array(token_ids, np.int64)
+        if not mine.all():
+            slots, positions, tokens = slots[mine], positions[mine], tokens[mine]
+        self.tokens_SL[slots, positions] = tokens
+        self.late_S[slots[self.late_S[slots] == positions]] = -1
+        return mine

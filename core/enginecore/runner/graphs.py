@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from enginecore.device import AttentionBackend, AttentionMetadata, Backend, GraphKey, GraphSupport, RuntimeBatch
-from enginecore.runner.model import PagedModel
+from enginecore.runner.model import LateTokens, PagedModel
 
 #: Sizes above are run eagerly: a step of that many sequences keeps a device busy longer than the host.
 LARGEST = 512
@@ -142,13 +142,15 @@ class GraphedModel:
     def step_seconds(self) -> float | None:
         return None
 
-    def execute(self, batch: RuntimeBatch) -> torch.Tensor:
+    def execute(self, batch: RuntimeBatch, late: LateTokens | None = None) -> torch.Tensor:
         count = len(batch.seq_lens)
         size = next((size for size in self.sizes if size >= count), None)
         self.replayed = size is not None and len(batch.token_ids) == count and not self._model.adapting
         if size is None or not self.replayed:
-            return self._model.execute(batch)
+            return self._model.execute(batch, late)
         self._inputs.fill(batch, size)
+        if late is not None:
+            late.put_into(self._inputs.token_ids)
         handle, refresh = self._handles[size]
         if refresh is not None:
             refresh()
@@ -156,7 +158,7 @@ class GraphedModel:
         wanted = batch.logits_indices
         if len(wanted) == count and np.array_equal(wanted, np.arange(count)):
             return logits_NV[:count]
-        return logits_NV[torch.from_numpy(wanted).to(logits_NV.device)]
+        return logits_NV[self._model.transfers.send(wanted)[0]]
 
 
 def _refresher(
@@ -203,6 +205,11 @@ class StaticInputs:
         self._padding = padding
         self._sent = backend.event()
         self._sent.record()
+
+    @property
+    def token_ids(self) -> torch.Tensor:
+        """[N]"""
+        return self._rows["token_ids"]
 
     def beginning(self, size: int) -> dict[str, torch.Tensor]:
         """The inputs of a graph for `size` sequences."""

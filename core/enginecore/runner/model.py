@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -11,11 +12,26 @@ import torch
 from enginecore.device import AttentionMetadata, Backend, ModelRuntime, RuntimeBatch
 from enginecore.layers.lora import RowSlots
 from enginecore.models.loader import Model
+from enginecore.runner.transfers import Transfers
+
+
+@dataclass(frozen=True)
+class LateTokens:
+    """Ids of `batch.token_ids` that only the device knows: at the places `index` [X] stand those that `last_S` has for
+    `slots` [X]. All on the device."""
+
+    index: torch.Tensor
+    slots: torch.Tensor
+    last_S: torch.Tensor
+
+    def put_into(self, token_ids_T: torch.Tensor) -> None:
+        token_ids_T.index_copy_(0, self.index, self.last_S[self.slots])
 
 
 class StepModel(Protocol):
-    def execute(self, batch: RuntimeBatch) -> torch.Tensor:
-        """float32 logits [R, V] of `batch.logits_indices`, or int64 token ids [R] already chosen."""
+    def execute(self, batch: RuntimeBatch, late: LateTokens | None = None) -> torch.Tensor:
+        """float32 logits [R, V] of `batch.logits_indices`, or int64 token ids [R] already chosen. `late` is given only
+        where steps are planned ahead."""
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         """Copy KV block src to block dst for each (src, dst)."""
@@ -40,7 +56,8 @@ class PagedModel:
         assert backend.attention is not None
         self._model = model
         self._attention = backend.attention
-        self._device = backend.torch_device()
+        #: How a step's arrays come to the device.
+        self.transfers = Transfers(backend.torch_device())
         self._kv_caches = kv_caches
         self._rows = rows
         #: Reads the model from its files again and makes its caches; None where that cannot be had.
@@ -67,27 +84,32 @@ class PagedModel:
     def kv_caches(self) -> list[torch.Tensor]:
         return self._kv_caches
 
-    def _to_device(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(self._device)
-
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
         self._attention.copy_blocks(self._kv_caches, pairs)
 
-    def execute(self, batch: RuntimeBatch) -> torch.Tensor:
+    def execute(self, batch: RuntimeBatch, late: LateTokens | None = None) -> torch.Tensor:
+        query_start_loc, seq_lens, block_table, slot_mapping, token_ids_T, positions_T, logits_indices_R = (
+            self.transfers.send(
+                batch.query_start_loc,
+                batch.seq_lens,
+                batch.block_table,
+                batch.slot_mapping,
+                batch.token_ids,
+                batch.positions,
+                batch.logits_indices,
+            )
+        )
         metadata = AttentionMetadata(
-            query_start_loc=self._to_device(batch.query_start_loc),
-            seq_lens=self._to_device(batch.seq_lens),
-            block_table=self._to_device(batch.block_table),
-            slot_mapping=self._to_device(batch.slot_mapping),
+            query_start_loc=query_start_loc,
+            seq_lens=seq_lens,
+            block_table=block_table,
+            slot_mapping=slot_mapping,
             max_query_len=int(np.diff(batch.query_start_loc).max()),
             max_seq_len=int(batch.seq_lens.max()),
         )
-        return self.forward(
-            self._to_device(batch.token_ids),
-            self._to_device(batch.positions),
-            self._attention.build_metadata(metadata),
-            self._to_device(batch.logits_indices),
-        )
+        if late is not None:
+            late.put_into(token_ids_T)
+        return self.forward(token_ids_T, positions_T, self._attention.build_metadata(metadata), logits_indices_R)
 
     def forward(
         self,
@@ -111,7 +133,8 @@ class RuntimeModel:
     def __init__(self, runtime: ModelRuntime) -> None:
         self._runtime = runtime
 
-    def execute(self, batch: RuntimeBatch) -> torch.Tensor:
+    def execute(self, batch: RuntimeBatch, late: LateTokens | None = None) -> torch.Tensor:
+        assert late is None, "a runtime is given token ids that the host knows"
         return torch.from_numpy(self._runtime.execute(batch))
 
     def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:

@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
+
 import numpy as np
 import torch
 
 from enginecore.ops.dispatch import Ops
 from enginecore.plan import NewRequest, StepPlan, StepResult
+from enginecore.request import TokenLogprobs
 from enginecore.runner.adapters import RunnerAdapters
 from enginecore.runner.batch import PersistentBatch, StepInputs
 from enginecore.runner.grammar import Grammars, GrammarStore, missing_logits
-from enginecore.runner.model import StepModel
-from enginecore.runner.sampler import Sampler
+from enginecore.runner.graphs import GraphedModel
+from enginecore.runner.model import LateTokens, PagedModel, StepModel
+from enginecore.runner.sampler import Draw, Sampler
+from enginecore.runner.transfers import Transfers
+
+
+@dataclass
+class Submitted:
+    """A step that the device has. R: the rows that sample; `lengths_R` are their sequences' tokens before that."""
+
+    plan: StepPlan
+    inputs: StepInputs
+    slots_R: np.ndarray
+    lengths_R: np.ndarray
+    entries_R: np.ndarray
+    seconds: float | None
+    replayed: bool
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    draw: Draw | None = None
+    #: Tokens that the model chose itself.
+    chosen_R: torch.Tensor | None = None
 
 
 class ModelRunner:
@@ -29,7 +51,9 @@ class ModelRunner:
         block_size: int,
         adapters: RunnerAdapters | None = None,
     ) -> None:
-        self._model = model
+        self._model, self._device = model, device
+        #: The last token that was sampled in each slot, where steps are planned ahead.
+        self._last_S: torch.Tensor | None = None
         self._adapters = adapters
         self._ops = ops
         self._batch = PersistentBatch(max_num_seqs, max_model_len, block_size)
@@ -42,9 +66,24 @@ class ModelRunner:
     def model(self) -> StepModel:
         return self._model
 
-    @torch.inference_mode()  # type: ignore[untyped-decorator]
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a plan that is not empty; blocks until its tokens are known."""
+        return self.collect(self.submit(plan))
+
+    def look_ahead(self, transfers: Transfers) -> None:
+        """From now on the next step may be submitted before a step is collected; the tokens in between stay on the
+        device. Before the first step, and only where our layers run the model."""
+        paged = self._model.paged if isinstance(self._model, GraphedModel) else self._model
+        assert isinstance(paged, PagedModel)
+        paged.transfers = self._sampler.transfers = transfers
+        if self._adapters is not None:
+            self._adapters.transfers = transfers
+        self._last_S = torch.zeros(len(self._batch.requests), dtype=torch.int64, device=self._device)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def submit(self, plan: StepPlan) -> Submitted:
+        """Give a plan that is not empty to the device. Every plan is submitted after the one before it; it is collected
+        before the second after it is submitted."""
         self._batch.apply(plan)
         if self._adapters is not None:
             self._adapters.place(plan)
@@ -57,10 +96,49 @@ class ModelRunner:
             self._adapters.begin(plan, inputs.batch.logits_indices)
         if self.grammars:
             self.grammars.begin(plan.slots_N[inputs.sample_rows].tolist())
-        result = self._model.execute(inputs.batch)
+        late = self._late(inputs)
+        result = self._model.execute(inputs.batch) if late is None else self._model.execute(inputs.batch, late)
+        rows = np.array(inputs.sample_rows, np.int64)
+        slots, lengths = plan.slots_N[rows], (plan.starts_N + plan.num_new_N)[rows]
+        submitted = Submitted(plan, inputs, slots, lengths, self._batch.expect(slots, lengths),
+                              seconds=self._model.step_seconds(), replayed=self._model.replayed)  # fmt: skip
         if result.dtype == torch.int64:
-            return self._take_chosen(plan, inputs, result)
-        return self._sample(plan, inputs, result)
+            submitted.chosen_R = result
+        else:
+            self._sample(submitted, result)
+        return submitted
+
+    def _late(self, inputs: StepInputs) -> LateTokens | None:
+        if inputs.late is None:
+            return None
+        assert self._last_S is not None, "a step needs a token that is not known"
+        return LateTokens(*self._sampler.transfers.send(*inputs.late), self._last_S)
+
+    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    def collect(self, submitted: Submitted) -> StepResult:
+        """What came of a step, in the order of submission; blocks until its tokens are known."""
+        if submitted.chosen_R is not None:
+            return self._take_chosen(submitted, submitted.chosen_R)
+        rows, slots = submitted.inputs.sample_rows, submitted.slots_R
+        result = StepResult([], prompt_logprobs=submitted.prompt_logprobs, seconds=submitted.seconds,
+                            replayed=submitted.replayed)  # fmt: skip
+        if submitted.draw is None:
+            return result
+        token_ids, logprobs, errors = self._sampler.settle(submitted.draw)
+        mine = self._batch.append(slots, submitted.lengths_R, token_ids, submitted.entries_R)
+        forced = {}
+        if self.grammars:
+            forced = self._sampler.forced(np.where(mine, slots, -1).tolist(), submitted.lengths_R, token_ids, errors)
+        for i, tokens in forced.items():
+            at = submitted.lengths_R[i] + 1
+            self._batch.tokens_SL[slots[i], at : at + len(tokens)] = tokens
+        return replace(
+            result,
+            token_ids=token_ids,
+            forced={rows[i]: tokens for i, tokens in forced.items()},
+            logprobs={rows[i]: entry for i, entry in logprobs.items()},
+            errors={rows[i]: text for i, text in errors.items()},
+        )
 
     def _enter(self, new: NewRequest) -> None:
         self._sampler.enter(new)
@@ -73,10 +151,11 @@ class ModelRunner:
         else:
             self._wants_logprobs.add(new.slot)
 
-    def _take_chosen(self, plan: StepPlan, inputs: StepInputs, ids_R: torch.Tensor) -> StepResult:
+    def _take_chosen(self, submitted: Submitted, ids_R: torch.Tensor) -> StepResult:
         """The model chose itself: there are tokens and no logits."""
+        plan, inputs = submitted.plan, submitted.inputs
         token_ids: list[int] = ids_R[: len(inputs.sample_rows)].tolist()
-        self._remember(plan, inputs, token_ids)
+        self._batch.append(submitted.slots_R, submitted.lengths_R, token_ids, submitted.entries_R)
         errors = {}
         if self._wants_logprobs:
             slots = plan.slots_N.tolist()
@@ -85,44 +164,25 @@ class ModelRunner:
         if self.grammars:
             rows = [(row, self._batch.request(int(plan.slots_N[row]))) for row in inputs.sample_rows]
             errors |= missing_logits(rows)
-        return StepResult(token_ids, errors=errors, seconds=self._model.step_seconds())
+        return StepResult(token_ids, errors=errors, seconds=submitted.seconds)
 
     def reference_ops(self) -> list[str]:
         return sorted(self._ops.fallbacks)
 
-    def _sample(self, plan: StepPlan, inputs: StepInputs, logits_RV: torch.Tensor) -> StepResult:
-        rows = inputs.sample_rows
-        prompt_logprobs = {}
+    def _sample(self, submitted: Submitted, logits_RV: torch.Tensor) -> None:
+        rows, plan = submitted.inputs.sample_rows, submitted.plan
         at = len(rows)
-        for row, first, count in inputs.prompt_rows:
+        for row, first, count in submitted.inputs.prompt_rows:
             slot = int(plan.slots_N[row])
             targets = self._batch.tokens_SL[slot, first : first + count].tolist()
             params = self._batch.request(slot).params
-            prompt_logprobs[row] = self._sampler.prompt_logprobs(logits_RV[at : at + count], params, targets)
+            submitted.prompt_logprobs[row] = self._sampler.prompt_logprobs(logits_RV[at : at + count], params, targets)
             at += count
         if not rows:
-            return StepResult([], prompt_logprobs=prompt_logprobs, seconds=self._model.step_seconds(),
-                              replayed=self._model.replayed)  # fmt: skip
-        slots = plan.slots_N[rows].tolist()
-        lengths = (plan.starts_N + plan.num_new_N)[rows]
-        token_ids, logprobs, errors = self._sampler.sample(
-            logits_RV[: len(rows)], slots, lengths, self._batch.num_prompt_S[slots], self._batch.tokens_SL
+            return
+        slots = submitted.slots_R.tolist()
+        submitted.draw = self._sampler.draw(
+            logits_RV[: len(rows)], slots, submitted.lengths_R, self._batch.num_prompt_S[slots], self._batch.tokens_SL
         )
-        forced = self._sampler.forced(slots, lengths, token_ids, errors) if self.grammars else {}
-        self._remember(plan, inputs, token_ids)
-        for i, tokens in forced.items():
-            self._batch.tokens_SL[slots[i], lengths[i] + 1 : lengths[i] + 1 + len(tokens)] = tokens
-        return StepResult(
-            token_ids,
-            forced={rows[i]: tokens for i, tokens in forced.items()},
-            logprobs={rows[i]: entry for i, entry in logprobs.items()},
-            prompt_logprobs=prompt_logprobs,
-            errors={rows[i]: text for i, text in errors.items()},
-            seconds=self._model.step_seconds(),
-            replayed=self._model.replayed,
-        )
-
-    def _remember(self, plan: StepPlan, inputs: StepInputs, token_ids: list[int]) -> None:
-        rows = np.array(inputs.sample_rows, np.int64)
-        if len(rows):
-            self._batch.append(plan.slots_N[rows], (plan.starts_N + plan.num_new_N)[rows], token_ids)
+        if self._last_S is not None:
+            self._last_S.index_copy_(0, self._sampler.transfers.send(submitted.slots_R)[0], submitted.draw.ids_R)

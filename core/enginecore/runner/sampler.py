@@ -8,6 +8,8 @@ Shape suffixes: S slots, R logits rows, V vocabulary.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
@@ -17,9 +19,27 @@ from enginecore.randomness import uniforms
 from enginecore.request import SamplingParams, TokenLogprobs
 from enginecore.runner.grammar import Grammars
 from enginecore.runner.logit_rules import LogitRules, needs_rules
+from enginecore.runner.transfers import Fetched, Transfers
 
 NOT_NUMBERS = "the model returned logits that are not finite numbers"
 NOTHING_LEFT = "no token is left to choose from: the request's bans exclude them all"
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A step's choice, on its way. `ids_R` are the tokens on the device (0 where there is nothing to choose from),
+    `fetched` brings them (-1 there), then the figures of the rows that want log-probabilities. Dicts are keyed by row.
+    """
+
+    ids_R: torch.Tensor
+    fetched: Fetched
+    rows_with_logprobs: list[int]
+    counts: list[int]
+    rules: dict[int, LogitRules]
+    ruled: list[bool]
+    problems: dict[int, str]
+    #: Of the rows whether their logits are broken, where `fetched` brings it; else the logits to look at.
+    logits_RV: torch.Tensor | None
 
 
 class Sampler:
@@ -39,6 +59,8 @@ class Sampler:
         self._seed_S = np.zeros(max_num_seqs, np.uint64)
         self._logprobs_S = np.full(max_num_seqs, -1, np.int64)
         self._rules: dict[int, LogitRules] = {}
+        #: How arrays come to the device, and results back.
+        self.transfers = Transfers(device)
 
     def enter(self, new: NewRequest) -> None:
         params, slot = new.request.params, new.slot
@@ -65,37 +87,69 @@ class Sampler:
 
         `lengths` are the tokens each sequence has so far. May overwrite `logits_RV`.
         """
+        return self.settle(self.draw(logits_RV, slots, lengths, num_prompt, tokens_SL))
+
+    def draw(
+        self,
+        logits_RV: torch.Tensor,
+        slots: list[int],
+        lengths: np.ndarray,
+        num_prompt: np.ndarray,
+        tokens_SL: np.ndarray,
+    ) -> Draw:
+        """Choose, as `sample` does, without waiting for what was chosen where transfers are asynchronous. In that case
+        the logits are not needed any more afterwards, else until `settle`."""
         wanted = self._logprobs_S[slots]
         rows_with_logprobs = np.flatnonzero(wanted >= 0)
-        logprobs_QV = None
+        logprobs_QV, rows_Q = None, None
         if len(rows_with_logprobs):
-            logprobs_QV = torch.log_softmax(logits_RV[torch.from_numpy(rows_with_logprobs).to(self._device)], dim=-1)
+            [rows_Q] = self.transfers.send(rows_with_logprobs)
+            logprobs_QV = torch.log_softmax(logits_RV[rows_Q], dim=-1)
         ending: frozenset[int] = frozenset()
         problems: dict[int, str] = {}
         if self._grammars:
             ending, problems = self._grammars.apply(logits_RV, slots)
-        if self._rules:
-            for row, slot in enumerate(slots):
-                rules = self._rules.get(slot)
-                if rules is not None:
-                    rules.apply(logits_RV[row], tokens_SL[slot, : lengths[row]], must_end=row in ending)
-        token_ids = self._choose(logits_RV, slots, lengths - num_prompt).tolist()
-        errors = {}
-        if min(token_ids) < 0:
-            errors = _explain(token_ids, logits_RV, [self._is_ruled(slot) for slot in slots])
-            token_ids = [max(token, 0) for token in token_ids]
-        errors |= problems
-        if self._rules:
-            for slot, token in zip(slots, token_ids, strict=True):
-                if slot in self._rules:
-                    self._rules[slot].chosen(token)
-        logprobs: dict[int, TokenLogprobs] = {}
+        rules = {row: self._rules[slot] for row, slot in enumerate(slots) if slot in self._rules} if self._rules else {}
+        for row, own in rules.items():
+            own.apply(logits_RV[row], tokens_SL[slots[row], : lengths[row]], must_end=row in ending)
+        raw_R = self._choose(logits_RV, slots, lengths - num_prompt)
+        ids_R = raw_R.clamp(min=0)
+        brought = [raw_R]
+        counts: list[int] = wanted[rows_with_logprobs].tolist()
         if logprobs_QV is not None:
-            rows = rows_with_logprobs.tolist()
-            chosen = [token_ids[row] for row in rows]
-            entries = top_logprobs(logprobs_QV, chosen, wanted[rows_with_logprobs].tolist())
-            logprobs = dict(zip(rows, entries, strict=True))
-        return token_ids, logprobs, errors
+            brought += _figures(logprobs_QV, ids_R[rows_Q], max(counts))
+        ruled = [self._is_ruled(slot) for slot in slots] if self._rules or self._grammars else [False] * len(slots)
+        asynchronous = self.transfers.asynchronous
+        if asynchronous and any(ruled):
+            brought.append(_are_broken(logits_RV))
+        return Draw(
+            ids_R,
+            self.transfers.fetch(*brought),
+            rows_with_logprobs.tolist(),
+            counts,
+            rules,
+            ruled,
+            problems,
+            None if asynchronous else logits_RV,
+        )
+
+    def settle(self, draw: Draw) -> tuple[list[int], dict[int, TokenLogprobs], dict[int, str]]:
+        """What was chosen: tokens, log-probabilities and errors of the rows."""
+        raw_R, *rest = draw.fetched()
+        token_ids: list[int] = raw_R.tolist()
+        errors: dict[int, str] = {}
+        if min(token_ids) < 0:
+            broken_R = rest[-1] if draw.logits_RV is None and any(draw.ruled) else None
+            for row, token in enumerate(token_ids):
+                if token < 0:
+                    errors[row] = _explain(row, draw, broken_R)
+            token_ids = [max(token, 0) for token in token_ids]
+        errors |= draw.problems
+        for row, rules in draw.rules.items():
+            rules.chosen(token_ids[row])
+        rows = draw.rows_with_logprobs
+        entries = _entries(rest[:4], [token_ids[row] for row in rows], draw.counts) if rows else []
+        return token_ids, dict(zip(rows, entries, strict=True)), errors
 
     def forced(
         self, slots: list[int], lengths: np.ndarray, token_ids: list[int], errors: dict[int, str]
@@ -121,7 +175,7 @@ class Sampler:
         else:
             uniform_R = np.zeros(len(slots))
         arrays = (temperature_R, self._top_k_S[slots], self._top_p_S[slots], self._min_p_S[slots], uniform_R)
-        chosen: torch.Tensor = self._ops.sample(logits_RV, *(torch.from_numpy(a).to(self._device) for a in arrays))
+        chosen: torch.Tensor = self._ops.sample(logits_RV, *self.transfers.send(*arrays))
         return chosen
 
     def prompt_logprobs(
@@ -134,27 +188,37 @@ class Sampler:
 
 def top_logprobs(logprobs_QV: torch.Tensor, chosen: list[int], counts: list[int]) -> list[TokenLogprobs]:
     """For each row the chosen token, then its `counts` best, best first."""
-    chosen_Q1 = torch.tensor(chosen, device=logprobs_QV.device).unsqueeze(1)
-    value_Q1 = logprobs_QV.gather(1, chosen_Q1)
+    chosen_Q = torch.tensor(chosen, device=logprobs_QV.device)
+    return _entries(_figures(logprobs_QV, chosen_Q, max(counts)), chosen, counts)
+
+
+def _figures(logprobs_QV: torch.Tensor, chosen_Q: torch.Tensor, most: int) -> list[torch.Tensor]:
+    """On the device: the chosen tokens' log-probabilities and ranks [Q], the `most` best ids and theirs [Q, most]."""
+    value_Q1 = logprobs_QV.gather(1, chosen_Q.unsqueeze(1))
     rank_Q = (logprobs_QV > value_Q1).sum(dim=1) + 1
-    most = min(max(counts), logprobs_QV.shape[1])
-    best = logprobs_QV.topk(most, dim=1) if most else None
-    values, ranks = value_Q1.squeeze(1).tolist(), rank_Q.tolist()
-    best_ids = best.indices.tolist() if best is not None else [[]] * len(chosen)
-    best_values = best.values.tolist() if best is not None else [[]] * len(chosen)
+    best = logprobs_QV.topk(min(most, logprobs_QV.shape[1]), dim=1)
+    return [value_Q1.squeeze(1), rank_Q, best.indices, best.values]
+
+
+def _entries(figures: list[torch.Tensor], chosen: list[int], counts: list[int]) -> list[TokenLogprobs]:
+    """From `_figures`, on the host."""
+    values, ranks, best_ids, best_values = (figure.tolist() for figure in figures)
     return [
         TokenLogprobs([chosen[i], *best_ids[i][: counts[i]]], [values[i], *best_values[i][: counts[i]]], ranks[i])
         for i in range(len(chosen))
     ]
 
 
-def _explain(token_ids: list[int], logits_RV: torch.Tensor, has_rules: list[bool]) -> dict[int, str]:
-    """Why rows have no token. Only rules can ban them all; without any, the model's logits were at fault, whatever an
+def _are_broken(logits_RV: torch.Tensor) -> torch.Tensor:
+    return (torch.isnan(logits_RV) | torch.isposinf(logits_RV)).any(dim=-1)
+
+
+def _explain(row: int, draw: Draw, broken_R: torch.Tensor | None) -> str:
+    """Why a row has no token. Only rules can ban them all; without any, the model's logits were at fault, whatever an
     op has left of them."""
-    errors = {}
-    for row, token in enumerate(token_ids):
-        if token < 0:
-            logits_V = logits_RV[row]
-            broken = bool((torch.isnan(logits_V) | torch.isposinf(logits_V)).any())
-            errors[row] = NOT_NUMBERS if broken or not has_rules[row] else NOTHING_LEFT
-    return errors
+    if not draw.ruled[row]:
+        return NOT_NUMBERS
+    if broken_R is None:
+        assert draw.logits_RV is not None
+        return NOT_NUMBERS if bool(_are_broken(draw.logits_RV[row])) else NOTHING_LEFT
+    return NOT_NUMBERS if bool(broken_R[row]) else NOTHING_LEFT

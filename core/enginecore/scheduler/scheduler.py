@@ -65,7 +65,8 @@ class SchedulerConfig:
 
 
 class Scheduler(Results):
-    """`add`, `abort`, `schedule`, `update` (which is `depart` and `book`, see `lookahead.py`); nothing here blocks, allocates device memory or knows a device."""
+    """`add`, `abort`, `schedule`, `update` (which is `depart` and `book`, see `lookahead.py`); nothing here blocks,
+    allocates device memory or knows a device."""
 
     def __init__(self, config: SchedulerConfig, journal: Journal | None = None, *, record_events: bool = False) -> None:
         self.config = config
