@@ -51,8 +51,8 @@ class StepPlan:
     """Row i computes `num_new_N[i]` tokens of the sequence in `slots_N[i]`, from position `starts_N[i]` on; if
     `samples_N[i]`, the last of them is the sequence's last token and a next one is sampled.
 
-    `guesses` are by row the last of its tokens when nobody knows yet whether they are right: then each position from the
-    last known token on is sampled, and the sequence goes on after the first that differs.
+    `guesses` are by row the last of its tokens, where nobody knows yet whether those are right: then a token is sampled
+    after the last known one and after each guess, and the sequence goes on from the first that differs.
     `adapters` (slot for adapters, which one it has from now on) comes before all else.
     `moves`, `new`, `block_updates` (slot, first index, block ids) and `copies` (block src to block dst, no dst being a
     src too) come before the step, in this order.

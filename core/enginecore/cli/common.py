@@ -71,6 +71,8 @@ def engine_settings(
     tenant_cache_cap: options.TenantCacheCap = 1.0,
     seed: options.Seed = 0,
     max_logprobs: options.MaxLogprobs = 20,
+    speculation: options.Speculation = "off",
+    num_speculative_tokens: options.NumSpeculativeTokens = 4,
     num_threads: options.NumThreads = None,
     kv_host_memory: options.KvHostMemory = None,
     kv_disk: options.KvDisk = None,
@@ -123,6 +125,8 @@ def engine_settings(
         strict_ops=strict_ops,
         enforce_eager=enforce_eager,
         require_graphs=require_graphs,
+        speculation=_speculation(speculation),
+        num_speculative_tokens=num_speculative_tokens,
         num_threads=num_threads,
         kv_host_memory=None if kv_host_memory is None else parse_bytes(kv_host_memory, param="kv_host_memory"),
         kv_disk=kv_disk,
@@ -146,6 +150,12 @@ def _model_len(text: str | None) -> Any:
     if not text.isascii() or not text.isdigit() or len(text) > 12:
         raise ParameterError(f"max_model_len must be a number of tokens or auto, got {text!r}", param="max_model_len")
     return int(text)
+
+
+def _speculation(text: str) -> Any:
+    if text not in ("off", "ngram"):
+        raise ParameterError(f"speculation must be off or ngram, got {text!r}", param="speculation")
+    return text
 
 
 def _policy(text: str) -> Any:

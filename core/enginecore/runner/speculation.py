@@ -14,12 +14,14 @@ Shape suffix: L tokens of one sequence.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
 
-from enginecore.request import EngineRequest
+from enginecore.config import EngineConfig
+from enginecore.plan import StepPlan, StepResult
+from enginecore.request import EngineRequest, TokenLogprobs
 
 #: Guesses in a row that were wrong from the first token on, after which a sequence guesses more rarely.
 PATIENCE = 4
@@ -98,28 +100,53 @@ class Speculation:
         if may_guess(request):
             self._luck[slot] = _Luck()
 
-    def judge(self, slot: int, num_accepted: int) -> None:
-        """So many of the slot's guesses were right."""
-        luck = self._luck.get(slot)
-        if luck is None:
-            return
-        luck.misses = 0 if num_accepted else luck.misses + 1
-        luck.wait = PAUSE if luck.misses >= PATIENCE else 0
+    def look_on(self, result: StepResult, plan: StepPlan, tokens_SL: np.ndarray) -> StepResult:
+        """A step's result with guesses for the next one. `tokens_SL` hold what was sampled, too."""
+        guesses = {}
+        ends = plan.ends_N
+        for row in np.flatnonzero(plan.samples_N).tolist():
+            luck = self._luck.get(slot := int(plan.slots_N[row]))
+            if luck is None or row in result.errors:
+                continue
+            right = len(result.accepted.get(row, ()))
+            if row in plan.guesses:
+                luck.misses = 0 if right else luck.misses + 1
+                luck.wait = PAUSE if luck.misses >= PATIENCE else 0
+            if luck.wait:
+                luck.wait -= 1
+            elif ids := self._proposer.propose(tokens_SL[slot, : ends[row] + 1 + right], self._most):
+                guesses[row] = ids
+        return replace(result, guesses=guesses)
 
-    def propose(self, slot: int, tokens_L: np.ndarray) -> list[int]:
-        """How the slot's sequence may go on after `tokens_L`."""
-        luck = self._luck.get(slot)
-        if luck is None:
-            return []
-        if luck.wait:
-            luck.wait -= 1
-            return []
-        return self._proposer.propose(tokens_L, self._most)
+
+def speculation_of(config: EngineConfig) -> Speculation | None:
+    """What the configuration asks for."""
+    return None if config.speculation == "off" else Speculation(NgramProposer(), config.num_speculative_tokens)
 
 
-def accepted(guesses: list[int], sampled: list[int]) -> int:
-    """How many of the guesses hold, when `sampled[i]` was chosen where `guesses[i]` stands (and one more after all)."""
-    for i, guess in enumerate(guesses):
-        if sampled[i] != guess:
-            return i
-    return len(guesses)
+def collapse(result: StepResult, plan: StepPlan, rows_R: list[int]) -> StepResult:
+    """From one entry for each token that was sampled (R, of row `rows_R[i]`) to one for each row: the first token, and
+    where guesses held what was sampled after those."""
+    firsts = [i for i, row in enumerate(rows_R) if not i or rows_R[i - 1] != row]
+    accepted: dict[int, list[int]] = {}
+    accepted_logprobs: dict[int, list[TokenLogprobs]] = {}
+    for i in firsts:
+        guesses = plan.guesses.get(rows_R[i], [])
+        right = 0
+        # A position where sampling failed is left for the step that comes to it without a guess.
+        while right < len(guesses) and result.token_ids[i + right] == guesses[right]:
+            if i + right in result.errors or i + right + 1 in result.errors:
+                break
+            right += 1
+        if right:
+            accepted[rows_R[i]] = result.token_ids[i + 1 : i + 1 + right]
+            if i in result.logprobs:
+                accepted_logprobs[rows_R[i]] = [result.logprobs[j] for j in range(i + 1, i + 1 + right)]
+    return replace(
+        result,
+        token_ids=[result.token_ids[i] for i in firsts],
+        accepted=accepted,
+        accepted_logprobs=accepted_logprobs,
+        **{name: {rows_R[i]: getattr(result, name)[i] for i in firsts if i in getattr(result, name)}
+           for name in ("forced", "logprobs", "errors")},
+    )  # fmt: skip

@@ -37,9 +37,11 @@ class Guesses:
         """By row, the guesses that a plan which computes up to `ends` has room for."""
         guesses: dict[int, list[int]] = {}
         beyond = ends - self.running.num_tokens_S[slots]
-        for row in np.flatnonzero(beyond > 0).tolist():
-            guesses[row] = self.running.guesses.pop(int(slots[row]))[: int(beyond[row])]
-            self._counts.num_drafted += len(guesses[row])
+        for row, slot in enumerate(slots.tolist()):
+            ids = self.running.guesses.pop(slot, None)
+            if ids and beyond[row] > 0:
+                guesses[row] = ids[: int(beyond[row])]
+                self._counts.num_drafted += len(guesses[row])
         return guesses
 
     def _take_accepted(self, plan: StepPlan, result: StepResult, rows: IntArray, tokens: IntArray,
@@ -64,7 +66,7 @@ class Guesses:
         return taken
 
     def _keep_guesses(self, slots: IntArray, guesses: dict[int, list[int]]) -> None:
-        """For the next plan, as far as the sequences' lengths permit: one more token is sampled after the last guess."""
+        """For the next plan, as far as the sequences' lengths permit: after the last guess one more is sampled."""
         table = self.running
         for row, ids in guesses.items():
             slot = int(slots[row])

@@ -44,7 +44,8 @@ class SchedulerConfig:
     """`long_prefill_token_threshold` 0 means no cap a sequence; `watermark` is the share of blocks that admission
     leaves free for running sequences to grow into. `copies_blocks` says whether plans may ask for copies of blocks.
     `tenant_cache_floor` and `tenant_cache_cap` are shares of the blocks that a tenant's cached prefixes keep, and may
-    take. `speculates`: whoever runs the plans guesses tokens. `max_loras` adapters may be in one batch (0: whoever runs the plans does not ask which)."""
+    take. `speculates`: whoever runs the plans guesses tokens. `max_loras` adapters may be in one batch (0: whoever runs
+    the plans does not ask which)."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
