@@ -15,6 +15,7 @@ from enginecore.runner.speculation import NgramProposer, Speculation
 from enginecore.scheduler import Scheduler, SchedulerConfig
 from hypothesis import given
 from hypothesis import strategies as st
+
 from tests.runner.test_runner import VOCAB, TableModel, answer, request, tokens
 
 MOST = 3
@@ -129,7 +130,7 @@ def test_a_guess_takes_no_block_that_somebody_needs() -> None:
     requests = [request(f"r{i}", [i + 1, 2, 3, 4, 5], 27) for i in range(4)]
     roomy, _, _ = run(requests, None)
     tight, stats, plans = run(requests, Oracle(), num_blocks=18, watermark=0.0)
-    none, before, _ = run(requests, None, num_blocks=18, watermark=0.0)
+    _, before, _ = run(requests, None, num_blocks=18, watermark=0.0)
     assert {name: tokens(outputs) for name, outputs in tight.items()} == {
         name: tokens(outputs) for name, outputs in roomy.items()
     }
