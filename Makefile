@@ -7,6 +7,7 @@
 #   make bench            offline throughput of the built-in workload      MODEL=... DEVICE=... ARGS="--repeat 3"
 #   make conformance      the conformance kit against one device            DEVICE=...
 #   make kernels          every Triton kernel compiled, without a GPU        ARGS="--arch sm_90 --op rms_norm"
+#   make grpc             the Python code of the gRPC definition
 #   make install          only the environment                              PYTHON=python3.12 PIP_ARGS="..."
 
 MODEL  ?= smollm2-135m
@@ -30,7 +31,7 @@ NATIVE   := $(shell find plugins -not -path '*/build/*' \( -name '*.cpp' -o -nam
 INPUTS   := Makefile pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml) $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test lint format bench conformance kernels docs clean
+.PHONY: help install serve demo test lint format bench conformance kernels docs grpc clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -72,6 +73,9 @@ kernels: $(STAMP)
 docs: $(STAMP)
 	$(BIN)/python tools/write_cli_docs.py
 	$(BIN)/python tools/write_support_docs.py
+
+grpc: $(STAMP)
+	$(BIN)/python tools/write_grpc_code.py
 
 clean:
 	rm -rf $(VENV) build dist plugins/*/build .pytest_cache .mypy_cache .ruff_cache .hypothesis

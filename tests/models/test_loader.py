@@ -27,7 +27,7 @@ _MEASURE = """
 import sys
 sys.path.insert(0, sys.argv[1])
 import torch
-from enginecore.models.inspect import inspect_model
+from enginecore.models.inspect import inspect_meta
 from enginecore.models.loader import load_model
 from enginecore.models.store import resolve_model
 from enginecore.device import Impl, OpTable
@@ -44,7 +44,7 @@ def status(name):
         return next(int(line.split()[1]) * 1024 for line in file if line.startswith(name))
 
 files = resolve_model(sys.argv[2])
-inspect_model(files, sys.argv[3])
+inspect_meta(files, sys.argv[3], skeleton=sys.argv[4] != "unfused")
 import gguf.quants, transformers.core_model_loading
 before = status("VmRSS")
 with open("/proc/self/clear_refs", "w") as file:

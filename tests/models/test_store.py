@@ -260,7 +260,7 @@ def test_names_that_can_only_be_paths(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt-nothing", "nobody/nothing"])
 def test_an_unknown_model_says_what_was_tried(name: str) -> None:
     started = time.monotonic()
-    with pytest.raises(ModelError, match=r"not one of the aliases \(smollm2-135m\), not in the hub's cache") as caught:
+    with pytest.raises(ModelError, match=r"not one of the aliases \(smollm2-135m.*\), not in the hub's cache") as caught:
         resolve_model(name, allow_download=False)
     assert "\n" not in str(caught.value)
     assert time.monotonic() - started < 60

@@ -183,10 +183,11 @@ async def running(
     tokenizer: Any = None,
     tokens_per_step: int = 1,
     engine_args: EngineArgs | None = None,
+    kind: type[FakeEngine] = FakeEngine,
     **settings: Any,
 ) -> AsyncIterator[Running]:
-    """A server over a fake engine; `settings` change its EngineConfig."""
-    engine = FakeEngine(script, tokens_per_step=tokens_per_step, **settings)
+    """A server over a fake engine of a `kind`; `settings` change its EngineConfig."""
+    engine = kind(script, tokens_per_step=tokens_per_step, **settings)
     llm = AsyncLLM(
         engine, tokenizer or ToyTokenizer(), engine_args or EngineArgs(), observer=Metrics("toy", 64),
         sampling_overrides=(args or ServerArgs()).override_generation_config,

@@ -14,6 +14,7 @@ from enginecore.server.app import ROUTES
 from enginecore.server.args import ServerArgs
 
 from tests.server.fake_engine import Running, running, saying
+from tests.server.fake_pooling import CLASSIFIER, pooling_server
 from tests.server.test_account import BLOCKS
 from tests.server.test_pins import TOLD
 
@@ -55,16 +56,20 @@ async def call(server: Running, arguments: list[str], response_id: str) -> httpx
 
 async def test_every_command_works() -> None:
     args = ServerArgs(api_keys=("app:secret",))
-    async with running(
-        saying("hello"), args=args, max_model_len=512, served_model_name="m", vocab_size=49152
-    ) as server:
+    async with (
+        running(saying("hello"), args=args, max_model_len=512, served_model_name="m", vocab_size=49152) as server,
+        pooling_server(args=args, served_model_name="e") as embedder,
+        pooling_server(CLASSIFIER, args=args, served_model_name="c") as classifier,
+    ):
         server.engine.answers |= {"memory": BLOCKS, "pin": TOLD, "list_pins": [TOLD], "explain": [{}]}
         found, response_id = commands(), ""
         assert len(found) > 25
         for arguments in found:
             if "/detokenize" in "".join(arguments):
                 continue  # ids of another tokenizer
-            reply = await call(server, arguments, response_id)
+            path = "".join(arguments)
+            asked = classifier if "/classify" in path else embedder if '"model": "e"' in path else server
+            reply = await call(asked, arguments, response_id)
             assert reply.status_code == 200, (arguments, reply.text)
             if '"background": true' in "".join(arguments):
                 response_id = reply.json()["id"]

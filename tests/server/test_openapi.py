@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import httpx
@@ -16,11 +18,13 @@ from enginecore.request import EngineRequest
 from enginecore.server.app import ROUTES
 from enginecore.server.args import ServerArgs
 from enginecore.server.http import limited_protocol
+from enginecore.server.kinds import POOLING
 from enginecore.server.openapi import BODIES, document
 from hypothesis import HealthCheck, given, seed, settings
 from schemathesis import BaseSchema, GenerationMode
 
-from tests.server.fake_engine import running
+from tests.server.fake_engine import Running, running
+from tests.server.fake_pooling import pooling_server
 from tests.server.test_account import BLOCKS
 from tests.server.test_pins import TOLD
 from tests.serving import free_port
@@ -34,14 +38,13 @@ def brief(request: EngineRequest) -> tuple[list[int], bool]:
     return [65, 66, 67], True
 
 
-@pytest.fixture(scope="module")
-def http() -> Iterator[httpx.Client]:
+@contextlib.contextmanager
+def serving(world_of: Callable[[ServerArgs], AbstractAsyncContextManager[Running]]) -> Iterator[httpx.Client]:
     """A real HTTP server in a thread, over a scripted engine."""
     port, started, stop = free_port(), threading.Event(), threading.Event()
 
     async def serve() -> None:
-        args = ServerArgs(api_keys=("k",))
-        async with running(brief, args=args, max_model_len=2048, max_num_seqs=64) as world:
+        async with world_of(ServerArgs(api_keys=("k",))) as world:
             world.engine.answers |= {"memory": BLOCKS, "pin": TOLD, "list_pins": [TOLD]}
             options: dict[str, Any] = {"log_config": None, "lifespan": "off", "http": limited_protocol(65536)}
             server = uvicorn.Server(uvicorn.Config(world.app, port=port, **options))
@@ -63,6 +66,18 @@ def http() -> Iterator[httpx.Client]:
     stop.set()
     thread.join(30)
     assert not thread.is_alive()
+
+
+@pytest.fixture(scope="module")
+def http() -> Iterator[httpx.Client]:
+    with serving(lambda args: running(brief, args=args, max_model_len=2048, max_num_seqs=64)) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def pooling_http() -> Iterator[httpx.Client]:
+    with serving(lambda args: pooling_server(args=args, max_model_len=2048, max_num_seqs=64)) as client:
+        yield client
 
 
 @pytest.fixture(scope="module")
@@ -93,8 +108,11 @@ OPERATIONS = sorted((method, path.replace(":path}", "}")) for method, path, _ in
 
 
 @pytest.mark.parametrize(("method", "path"), OPERATIONS)
-def test_nothing_makes_the_server_fail(http: httpx.Client, schema: BaseSchema, method: str, path: str) -> None:
+def test_nothing_makes_the_server_fail(
+    request: pytest.FixtureRequest, schema: BaseSchema, method: str, path: str
+) -> None:
     """Bodies and parameters that fit the document, and ones that do not: every answer is one that is documented."""
+    http: httpx.Client = request.getfixturevalue("pooling_http" if path in POOLING else "http")
     operation, raw = schema[path][method], schema.raw_schema
     mixed = operation.as_strategy(GenerationMode("positive")) | operation.as_strategy(GenerationMode("negative"))
     plain = not (raw["paths"][path][method.lower()].keys() & {"parameters", "requestBody"})

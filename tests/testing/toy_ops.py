@@ -26,6 +26,9 @@ class ToyOps(OpTable):
         if op == "lora_expand" and self.fault == "adapter_minus_one_wraps":
             expand = REFERENCE["lora_expand"]
             return Impl(lambda h, b, adapter, y: expand(h, b, adapter % len(b[0]), y))
+        if op == "latent_cache" and self.fault == "padding_is_a_latent":
+            write = REFERENCE["latent_cache"]
+            return Impl(lambda rows, cache, slots: write(rows, cache, slots % cache[:, :, 0].numel()))
         if op == "ssd_scan" and self.fault == "padding_keeps_a_state":
             scan = REFERENCE["ssd_scan"]
             return Impl(lambda *args: scan(*args[:11], args[11] % len(args[9]), *args[12:]))

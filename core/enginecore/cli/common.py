@@ -55,6 +55,8 @@ def engine_settings(
     quantization: options.Quantization = "auto",
     kv_cache_dtype: options.KvCacheDtype = "auto",
     max_model_len: options.MaxModelLen = None,
+    runner: options.Runner = "auto",
+    pooler_config: options.PoolerConfig = None,
     chat_template: options.ChatTemplate = None,
     generation_config: options.GenerationConfig = "auto",
     kv_cache_memory: options.KvCacheMemory = None,
@@ -119,6 +121,8 @@ def engine_settings(
         max_logprobs=max_logprobs,
         generation_config=generation_config,
         chat_template=chat_template,
+        runner=_runner(runner),
+        pooler_config=_json_object(pooler_config, "pooler_config"),
         trust_remote_code=trust_remote_code,
         allow_pickle=allow_pickle,
         fuse=fuse,
@@ -163,6 +167,22 @@ def _policy(text: str) -> Any:
         told = f"scheduling_policy must be fcfs, priority or fair, got {text!r}"
         raise ParameterError(told, param="scheduling_policy")
     return text
+
+
+def _runner(text: str) -> Any:
+    if text not in ("auto", "generate", "pooling"):
+        raise ParameterError(f"runner must be auto, generate or pooling, got {text!r}", param="runner")
+    return text
+
+
+def _json_object(text: str | None, param: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text) if text is not None else {}
+    except (ValueError, RecursionError) as error:
+        raise ParameterError(f"{param} is not valid JSON: {error}", param=param) from error
+    if not isinstance(value, dict):
+        raise ParameterError(f"{param} must be a JSON object", param=param)
+    return value
 
 
 def _tenant_weights(pairs: list[str]) -> dict[str, float]:

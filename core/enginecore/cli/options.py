@@ -65,6 +65,25 @@ ChatTemplate = Annotated[
     str | None,
     typer.Option(metavar="FILE", help="Jinja chat template to use instead of the model's own.", rich_help_panel=MODEL),
 ]
+Runner = Annotated[
+    str,
+    typer.Option(
+        metavar="auto|generate|pooling",
+        help="What the model is for: to generate text, or pooling (vectors, scores, classes). auto goes by its files: "
+        "modules.json or a head for classification means pooling.",
+        rich_help_panel=MODEL,
+    ),
+]
+PoolerConfig = Annotated[
+    str | None,
+    typer.Option(
+        metavar="JSON",
+        help="What goes before the model's own settings of pooling: pooling_type (mean, cls, lasttoken, max, "
+        "mean_sqrt_len_tokens), normalize, activation (softmax, sigmoid, none), matryoshka (true, false or a list of "
+        "lengths to which a vector may be cut).",
+        rich_help_panel=MODEL,
+    ),
+]
 GenerationConfig = Annotated[
     str,
     typer.Option(

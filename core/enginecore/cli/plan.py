@@ -29,12 +29,15 @@ def plan(
         return
     for owner, size in report["ledger"].items():
         typer.echo(f"{owner:>16} {size:>18,} bytes")
-    kv = report["kv_cache"]
-    typer.echo(
-        f"\n{report['model']} on {report['device']} in {report['dtype']}: {kv['num_blocks']:,} KV blocks of "
-        f"{kv['block_size']} tokens hold {kv['tokens']:,} tokens, {kv['full_sequences']} sequences of "
-        f"{report['max_model_len']:,} tokens" + (f", kept in {kv['dtype']}" if kv["dtype"] else "")
-    )
+    kv, where = report["kv_cache"], f"\n{report['model']} on {report['device']} in {report['dtype']}"
+    if ready.config.pooling is not None:
+        typer.echo(f"{where}: for pooling texts of up to {report['max_model_len']:,} tokens, without a KV cache")
+    else:
+        typer.echo(
+            f"{where}: {kv['num_blocks']:,} KV blocks of {kv['block_size']} tokens hold {kv['tokens']:,} tokens, "
+            f"{kv['full_sequences']} sequences of {report['max_model_len']:,} tokens"
+            + (f", kept in {kv['dtype']}" if kv["dtype"] else "")
+        )
     for choice in report["choices"]:
         typer.echo(f"  {choice['setting']} {choice['value']}: {choice['reason']}")
 

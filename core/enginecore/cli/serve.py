@@ -164,6 +164,25 @@ MaxStoredResponses = Annotated[
 MaxStoredSize = Annotated[
     str, typer.Option(metavar="SIZE", help="Size of all responses that are kept.", rich_help_panel=HTTP)
 ]
+GrpcPort = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=65535,
+        metavar="PORT",
+        help="Serve gRPC too, on this port of the same address; 0 takes any. Needs pip install 'enginecore[grpc]'.",
+        rich_help_panel=HTTP,
+    ),
+]
+OtlpTracesEndpoint = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        help="Send an OpenTelemetry span for each request to this collector, over OTLP's HTTP, such as "
+        "http://localhost:4318/v1/traces. Needs pip install 'enginecore[otel]'.",
+        rich_help_panel=HTTP,
+    ),
+]
 LogRequests = Annotated[bool, typer.Option(help="Log a line for each request.", rich_help_panel=HTTP)]
 
 
@@ -194,6 +213,8 @@ def serve(
     ssl_certfile: SslCertfile = None,
     ssl_keyfile: SslKeyfile = None,
     root_path: RootPath = "",
+    grpc_port: GrpcPort = None,
+    otlp_traces_endpoint: OtlpTracesEndpoint = None,
     log_requests: LogRequests = True,
 ) -> int:
     """Serve a model over HTTP, compatible with OpenAI's and Anthropic's clients.
@@ -232,6 +253,8 @@ def serve(
         ssl_certfile=ssl_certfile,
         ssl_keyfile=ssl_keyfile,
         root_path=root_path,
+        grpc_port=grpc_port,
+        otlp_traces_endpoint=otlp_traces_endpoint,
         disable_log_requests=not log_requests,
     )
     tell_loading(engine)

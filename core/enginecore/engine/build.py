@@ -153,7 +153,7 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
     args, backend, settings = site.args, site.backend, site.settings
     memory = backend.memory
     quantization = None if args.quantization == "auto" else args.quantization
-    shape, _ = inspected = inspect_meta(site.files, settings.dtype)
+    shape, _ = inspected = inspect_meta(site.files, settings.dtype, skeleton=args.fuse)
     refuse_unsupported(site, shape)
     assert backend.attention is not None
     if reason := backend.attention.reference_reason():

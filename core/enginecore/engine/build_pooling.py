@@ -105,7 +105,7 @@ def _size(
         max_model_len = model.max_tokens
         site.choices.note("max_model_len", max_model_len, "what the model's own settings say")
     config = engine_config(site, shape.vocab_size, max_model_len, 0)
-    config = msgspec.structs.replace(config, pooling=model)
+    config = msgspec.structs.replace(config, pooling=model, kv_cache_dtype="")
     attention = site.backend.attention
     assert attention is not None
     pages = sum(attention.kv_cache_layout(spec).page_bytes for spec in _specs(site, shape))

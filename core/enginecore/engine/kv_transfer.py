@@ -22,6 +22,7 @@ from enginecore.kvcache.host import HostTier
 from enginecore.kvcache.lane import Results, ThreadLane
 from enginecore.kvcache.tiers import BlockMover, Tiers
 from enginecore.models.inspect import ModelShape
+from enginecore.models.kv_layout import LATENT, layout_of
 from enginecore.models.store import ModelFiles
 from enginecore.runner.blocks import PagedMover, RuntimeMover, runtime_moves_blocks
 from enginecore.scheduler import Scheduler
@@ -45,10 +46,11 @@ def allocate_caches(
     assert backend.attention is not None
     pools = {}
     for spec in specs:
-        layout = backend.attention.kv_cache_layout(spec)
-        pools[spec.num_kv_heads, spec.head_size] = backend.memory.allocate_kv(layout, num_blocks, spec.num_layers)
+        layout, key = layout_of(backend.attention, spec), (spec.num_kv_heads, spec.head_size, spec.kind == LATENT)
+        pools[key] = backend.memory.allocate_kv(layout, num_blocks, spec.num_layers)
     taken = {key: iter(pool) for key, pool in pools.items()}
-    return [next(taken[call.num_kv_heads, call.head_size]) for call in shape.calls]
+    keys = [(call.num_kv_heads, call.head_size, call.latent is not None) for call in shape.calls]
+    return [next(taken[key]) for key in keys]
 
 
 def check_tiers(site: Site) -> None:
@@ -119,7 +121,7 @@ def _layouts(site: Site, config: EngineConfig, caches: list[torch.Tensor]) -> li
     specs: list[KVCacheSpec] = site.kv_specs
     by_shape = {}
     for spec in specs:
-        layout = attention.kv_cache_layout(spec)
+        layout = layout_of(attention, spec)
         by_shape[tuple(layout.shape_for(config.num_blocks)), layout.dtype] = layout
     return [by_shape[tuple(cache.shape), str(cache.dtype).removeprefix("torch.")] for cache in caches]
 

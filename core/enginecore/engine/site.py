@@ -76,6 +76,7 @@ def refuse_unsupported(site: Site, shape: ModelShape) -> None:
         reasons.append(f"dtype {site.settings.dtype} is not one of {sorted(capabilities.dtypes)}")
     quantization = None if site.args.quantization == "auto" else site.args.quantization
     reasons += quantization_reasons(site.files, quantization, capabilities)
+    reasons += shape.latent_reasons(site.settings.kv_dtype)
     for query in shape.attention_queries(site.args.block_size, site.settings.kv_dtype):
         unknown = query.features - capabilities.features
         known = replace(query, features=query.features & capabilities.features)

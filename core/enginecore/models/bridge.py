@@ -11,7 +11,7 @@ V vocabulary.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,6 +20,7 @@ from torch import nn
 
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
 from enginecore.errors import ModelError
+from enginecore.layers.latent import replace_latent_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -34,6 +35,9 @@ class Step(Protocol):
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
     ) -> torch.Tensor:
         """query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D]."""
+
+    def attend_latent(self, module: nn.Module, query_THW: torch.Tensor, rows_TW: torch.Tensor) -> torch.Tensor:
+        """Of a LatentAttention: its queries and what is to be cached -> [T, H, latent]."""
 
 
 def attention_forward(
@@ -61,6 +65,7 @@ def build_on_meta(config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_
         model = AutoModelForCausalLM.from_config(
             config, dtype=dtype, attn_implementation=IMPLEMENTATION, trust_remote_code=trust_remote_code
         )
+    replace_latent_attention(model)
     for name, parameter in model.named_parameters():
         if any(re.search(pattern, name) for pattern in _float32_patterns(model, dtype)):
             parameter.data = parameter.data.float()
@@ -77,7 +82,9 @@ def _float32_patterns(model: PreTrainedModel, dtype: torch.dtype) -> set[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionCall:
-    """One attention call of a forward pass, in the order of execution; `layer` and `call` (within it) key its cache."""
+    """One attention call of a forward pass, in the order of execution; `layer` and `call` (within it) key its cache.
+
+    `latent`: the call is over a cache of latents, whose rows have `head_size` numbers, so many of them latent."""
 
     layer: int
     call: int
@@ -89,6 +96,7 @@ class AttentionCall:
     soft_cap: float | None = None
     has_sinks: bool = False
     causal: bool = True
+    latent: int | None = None
 
     @property
     def features(self) -> frozenset[str]:
@@ -118,7 +126,7 @@ class AttentionCall:
 class PagedStep:
     """The context of one step: hands each attention call the cache and settings that were found when tracing."""
 
-    __slots__ = ("_attention", "_attentions", "_caches", "_calls", "_index", "_metadata", "_params")
+    __slots__ = ("_attention", "_attentions", "_caches", "_calls", "_index", "_latent_ops", "_metadata", "_params")
 
     def __init__(
         self,
@@ -128,11 +136,13 @@ class PagedStep:
         params: list[AttentionParams | None],
         calls: tuple[AttentionCall, ...],
         attentions: Sequence[AttentionBackend] = (),
+        latent_ops: tuple[Callable[..., Any], Callable[..., Any]] | None = None,
     ) -> None:
-        """`attentions`: one for each call, where they are not all `attention`."""
+        """`attentions`: one for each call, where they are not all `attention`; `latent_ops` are the ops latent_cache
+        and latent_attention, where there are calls for them."""
         self._attention, self._metadata, self._caches = attention, metadata, kv_caches
         self._params, self._calls, self._index = params, calls, 0
-        self._attentions = attentions
+        self._attentions, self._latent_ops = attentions, latent_ops
 
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: dict[str, Any]
@@ -151,6 +161,15 @@ class PagedStep:
         out_THD = attention.forward(query_THD, cache, self._metadata, params)
         return out_THD.unsqueeze(0)
 
+    def attend_latent(self, module: nn.Module, query_THW: torch.Tensor, rows_TW: torch.Tensor) -> torch.Tensor:
+        index = self._index
+        self._index = index + 1
+        assert self._latent_ops is not None
+        (write, attend), call, cache = self._latent_ops, self._calls[index], self._caches[index]
+        write(rows_TW, cache, self._metadata.slot_mapping)
+        out_THL: torch.Tensor = attend(query_THW, cache, self._metadata, call.scale, call.latent)
+        return out_THL
+
 
 def _rows(states: torch.Tensor) -> torch.Tensor:
     states_TKD = states[0].transpose(0, 1)
@@ -159,12 +178,16 @@ def _rows(states: torch.Tensor) -> torch.Tensor:
 
 class BridgedModel:
     """A forward pass over transformers' class. `calls` come from the trace of the same class on meta, and each has its
-    entry of `attentions`."""
+    entry of `attentions`. `latent_ops` as in PagedStep."""
 
     def __init__(
-        self, model: PreTrainedModel, attentions: Sequence[AttentionBackend], calls: tuple[AttentionCall, ...]
+        self,
+        model: PreTrainedModel,
+        attentions: Sequence[AttentionBackend],
+        calls: tuple[AttentionCall, ...],
+        latent_ops: tuple[Callable[..., Any], Callable[..., Any]] | None = None,
     ) -> None:
-        self._model, self._attentions, self._calls = model, attentions, calls
+        self._model, self._attentions, self._calls, self._latent_ops = model, attentions, calls, latent_ops
         self._params: list[AttentionParams | None] = [None] * len(calls)
 
     def forward(
@@ -176,7 +199,7 @@ class BridgedModel:
         logits_indices_R: torch.Tensor,
     ) -> torch.Tensor:
         attentions = self._attentions
-        step = PagedStep(attentions[0], metadata, kv_caches, self._params, self._calls, attentions)
+        step = PagedStep(attentions[0], metadata, kv_caches, self._params, self._calls, attentions, self._latent_ops)
         return call_model(self._model, input_ids_T, positions_T, logits_indices_R, step).float()
 
 

@@ -21,6 +21,7 @@ from enginecore.models.pickle_loader import PickledTensors
 from enginecore.models.quantized_config import read_config
 from enginecore.models.quantized_tensors import Kept, QuantizedTensors
 from enginecore.models.safetensors_loader import SafetensorsFile, TensorSource
+from enginecore.models.skeleton import Skeleton
 from enginecore.models.store import ModelFiles
 from enginecore.ops.int4 import Int4Weight, as_blocks
 from enginecore.ops.quantized import QuantizedWeight
@@ -191,6 +192,8 @@ def _natural(key: str) -> tuple[Any, ...]:
 
 def _library_names(model: nn.Module, parameters: dict[str, torch.Tensor]) -> tuple[Rename, dict[str, Any]]:
     """A function from a checkpoint key to (parameter name, conversion pattern), and the conversions by pattern."""
+    if isinstance(model, Skeleton):  # its checkpoints have the model's own names; others are transformers' to rename
+        return lambda key: (key, None), {}
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 

@@ -24,6 +24,7 @@ import torch.nn.functional as F
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
 from enginecore.models.bridge import AttentionCall
 from enginecore.models.materialize import Materializer, restore_buffers
+from enginecore.models.skeleton import Skeleton
 from enginecore.ops.dispatch import Ops
 
 if TYPE_CHECKING:
@@ -49,8 +50,10 @@ _JOINED = frozenset({"qkv_proj", "o_proj"})
 _ATTENTION_PARTS = {_APART, _APART | {"q_norm", "k_norm"}, _JOINED}
 
 
-def why_not_fused(model: PreTrainedModel, calls: tuple[AttentionCall, ...]) -> str | None:
+def why_not_fused(model: PreTrainedModel | Skeleton, calls: tuple[AttentionCall, ...]) -> str | None:
     """None when `model` (on meta) can run as a FusedDecoder, else the reason."""
+    if isinstance(model, Skeleton):
+        return None
     name = type(model).__name__
     if name not in FUSED_CLASSES or not type(model).__module__.startswith("transformers."):
         return f"{name} is not one of the fused architectures"
@@ -166,7 +169,7 @@ class FusedDecoder:
 
 
 def load_fused(
-    model: PreTrainedModel,
+    model: PreTrainedModel | Skeleton,
     calls: tuple[AttentionCall, ...],
     weights: Materializer,
     attentions: Sequence[AttentionBackend],
@@ -240,7 +243,7 @@ def _load_layer(weights: Materializer, prefix: str, call: AttentionCall, rotates
     )
 
 
-def rotary_table(model: PreTrainedModel, weights: Materializer, num_positions: int) -> torch.Tensor:
+def rotary_table(model: PreTrainedModel | Skeleton, weights: Materializer, num_positions: int) -> torch.Tensor:
     """float32 [P, N]: N/2 cosines then N/2 sines, from the model's own rotary module, scalings and all."""
     rotary = model.model.rotary_emb
     restore_buffers(model, weights.device, weights.checkpoint.rope_factors(), within=rotary)

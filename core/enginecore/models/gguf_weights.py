@@ -14,6 +14,7 @@ import torch
 from enginecore.errors import ModelError
 from enginecore.models.gguf_config import ROPE_FACTORS, architecture, hf_config, hf_name
 from enginecore.models.gguf_reader import GGML_TYPES, GGUFFile, GGUFTensorInfo
+from enginecore.ops.blocks import UNPACKED, unpack_blocks
 from enginecore.ops.quantized import SCHEMES, QuantizedWeight
 
 #: float32 bytes that one slice dequantises to: it stays in a core's cache, and it bounds what loading needs besides.
@@ -38,7 +39,7 @@ class GGUFTensors:
             if target is None:
                 raise ModelError(f"{path}: tensor {name!r} is not known for this architecture")
             self._infos[target] = info
-        # numpy lets go of the interpreter lock, so slices are worked out side by side.
+        # torch and numpy let go of the interpreter lock, so slices are worked out side by side.
         self._pool = ThreadPoolExecutor(max(1, torch.get_num_threads()), thread_name_prefix="gguf")
         self.shapes = {name: info.shape for name, info in self._infos.items()}
 
@@ -89,21 +90,24 @@ class GGUFTensors:
 
         def fill(start: int) -> None:
             values = _values(data[start : start + step], info.ggml_type, self.path, info.name)
-            out_rows[start : start + step].copy_(torch.from_numpy(values))
+            out_rows[start : start + step].copy_(values.view(-1, out_rows.shape[1]))
 
         for _ in self._pool.map(fill, range(0, rows, step)):  # draws the exceptions out, too
             pass
         self._file.release(info)
 
 
-def _values(raw: np.ndarray, ggml_type: int, path: str, name: str) -> np.ndarray:
-    """Rows of raw bytes as rows of numbers, in an array that may be written to."""
+def _values(raw: np.ndarray, ggml_type: int, path: str, name: str) -> torch.Tensor:
+    """Rows of raw bytes as numbers, row after row, in memory of their own."""
     if ggml_type in _PLAIN:
-        return np.array(raw.view(_PLAIN[ggml_type]))
+        return torch.from_numpy(np.array(raw.view(_PLAIN[ggml_type])))
+    scheme = GGML_TYPES[ggml_type][0].lower()
+    if scheme in UNPACKED:
+        return unpack_blocks(scheme, torch.from_numpy(np.array(raw)).view(-1, SCHEMES[scheme][2]))
     from gguf.quants import dequantize  # torch is loaded where this runs, so the import is cheap by comparison
 
     try:
-        return np.asarray(dequantize(raw, ggml_type))  # type: ignore[arg-type]
+        return torch.from_numpy(np.asarray(dequantize(raw, ggml_type)))  # type: ignore[arg-type]
     except NotImplementedError as error:
         raise ModelError(f"{path}: tensor {name!r} is in a quantised form that cannot be read: {error}") from error
 

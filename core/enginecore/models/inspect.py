@@ -1,12 +1,13 @@
 """What a model is and needs, found before its weights are read.
 
 transformers' class is built on the meta device and run once on a few tokens there. Our attention function sees every
-attention call with its real settings, whatever the architecture calls them in its config.
+attention call with its real settings, whatever the architecture calls them in its config. Well-known decoders have a
+skeleton instead (`enginecore.models.skeleton`), which needs none of transformers and says the same.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,9 @@ from enginecore.device.memory import KVCacheSpec
 from enginecore.errors import ModelError, UnsupportedError
 from enginecore.models.adapter_slots import adaptable_linears
 from enginecore.models.bridge import AttentionCall, build_on_meta, call_model
+from enginecore.models.kv_layout import LATENT
 from enginecore.models.quantized_config import config_reasons
+from enginecore.models.skeleton import Skeleton, build_skeleton
 from enginecore.models.store import ModelFiles
 
 if TYPE_CHECKING:
@@ -62,14 +65,21 @@ class ModelShape:
                 features=call.features,
             )
             for call in self.calls
+            if call.latent is None  # those are ops with references, which every device has
         ]
         return list(dict.fromkeys(queries))
 
+    def latent_reasons(self, kv_dtype: str) -> list[str]:
+        """Why a cache in `kv_dtype` is not possible for attention over latents."""
+        if kv_dtype == self.dtype or all(call.latent is None for call in self.calls):
+            return []
+        return [f"latents are cached in {self.dtype}, as activations are, not in {kv_dtype}"]
+
     def kv_specs(self, block_size: int, kv_dtype: str | None = None) -> list[KVCacheSpec]:
         """One spec for each page shape. A model's caches are listed in the order of `calls`, whatever their spec."""
-        groups: dict[tuple[int, int], int] = {}
+        groups: dict[tuple[int, int, str], int] = {}
         for call in self.calls:
-            key = (call.num_kv_heads, call.head_size)
+            key = (call.num_kv_heads, call.head_size, "full" if call.latent is None else LATENT)
             groups[key] = groups.get(key, 0) + 1
         return [
             KVCacheSpec(
@@ -78,8 +88,9 @@ class ModelShape:
                 head_size=size,
                 dtype=kv_dtype or self.dtype,
                 block_size=block_size,
+                kind=kind,
             )
-            for (heads, size), count in groups.items()
+            for (heads, size, kind), count in groups.items()
         ]
 
 
@@ -89,11 +100,16 @@ def inspect_model(files: ModelFiles, dtype: str) -> ModelShape:
     Raises ModelError when the config cannot be understood, and UnsupportedError with every reason at once when
     enginecore cannot run such a model correctly on any device.
     """
-    return inspect_meta(files, dtype)[0]
+    return inspect_meta(files, dtype, skeleton=True)[0]
 
 
-def inspect_meta(files: ModelFiles, dtype: str) -> tuple[ModelShape, PreTrainedModel]:
-    """`inspect_model`, and the model on meta that it looked at."""
+def inspect_meta(
+    files: ModelFiles, dtype: str, *, skeleton: bool = False
+) -> tuple[ModelShape, PreTrainedModel | Skeleton]:
+    """`inspect_model`, and the model on meta that it looked at: with `skeleton` a skeleton where there is one."""
+    bare = build_skeleton(files.config, dtype) if skeleton else None
+    if bare is not None:
+        return _shape(bare, files.config["model_type"], bare.model_class, dtype, bare.calls, bare.config), bare
     config = make_config(files)
     reasons = _config_reasons(config, files)
     if reasons:
@@ -104,21 +120,28 @@ def inspect_meta(files: ModelFiles, dtype: str) -> tuple[ModelShape, PreTrainedM
     reasons += _call_reasons(calls, text)
     if reasons:
         raise _unsupported(files, reasons)
+    shape = _shape(model, config.model_type, type(model).__name__, dtype, tuple(calls), text)
+    return replace(shape, vocab_size=vocab_size), model
+
+
+def _shape(
+    model: nn.Module, model_type: str, model_class: str, dtype: str, calls: tuple[AttentionCall, ...], text: Any
+) -> ModelShape:
+    """What a model on meta, whose text has the config `text`, looks like."""
     parameters = {id(parameter): parameter for parameter in model.parameters()}.values()
-    shape = ModelShape(
-        model_type=config.model_type,
-        model_class=type(model).__name__,
+    return ModelShape(
+        model_type=model_type,
+        model_class=model_class,
         dtype=dtype,
-        vocab_size=vocab_size,
+        vocab_size=text.vocab_size,
         hidden_size=text.hidden_size,
         num_layers=text.num_hidden_layers,
         max_positions=max_positions(text),
         num_parameters=sum(parameter.numel() for parameter in parameters),
         weight_bytes=sum(parameter.numel() * parameter.itemsize for parameter in parameters),
-        calls=tuple(calls),
+        calls=calls,
         linears=adaptable_linears(model),
     )
-    return shape, model
 
 
 def max_positions(config: Any) -> int:
@@ -241,6 +264,20 @@ class _TraceStep:
             )
         )
         return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
+
+    def attend_latent(self, module: Any, query_THW: torch.Tensor, rows_TW: torch.Tensor) -> torch.Tensor:
+        self.calls.append(
+            AttentionCall(
+                layer=module.layer_idx,
+                call=sum(call.layer == module.layer_idx for call in self.calls),
+                num_heads=query_THW.shape[1],
+                num_kv_heads=1,
+                head_size=rows_TW.shape[1],
+                scale=module.scaling,
+                latent=module.latent,
+            )
+        )
+        return query_THW[..., : module.latent]
 
 
 def _trace(model: PreTrainedModel) -> tuple[list[AttentionCall], int, list[str]]:

@@ -7,7 +7,8 @@ call, so that the runner never knows which one it has.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -16,12 +17,14 @@ from enginecore.device.backend import Backend
 from enginecore.device.capabilities import AttentionQuery
 from enginecore.device.memory import KVCacheSpec
 from enginecore.errors import ModelError
+from enginecore.layers.latent import absorb_latents
 from enginecore.models.bridge import BridgedModel
 from enginecore.models.checkpoint import Checkpoint
 from enginecore.models.fusion import load_fused, why_not_fused
 from enginecore.models.inspect import ModelShape, inspect_meta
 from enginecore.models.kv_scales import attention_of_calls, read_kv_scales
 from enginecore.models.materialize import Adapt, Materializer, materialize
+from enginecore.models.skeleton import Skeleton
 from enginecore.models.store import ModelFiles
 from enginecore.ops.dispatch import Ops
 
@@ -97,7 +100,7 @@ def load_model(
     ops: Ops | None = None,
     max_model_len: int | None = None,
     quantization: str | None = None,
-    inspected: tuple[ModelShape, PreTrainedModel] | None = None,
+    inspected: tuple[ModelShape, PreTrainedModel | Skeleton] | None = None,
     adapt: Adapt | None = None,
     kv_dtype: str | None = None,
 ) -> Model:
@@ -114,9 +117,18 @@ def load_model(
     """
     if backend.attention is None:
         raise ModelError("this backend has no attention; it runs whole models by itself")
-    shape, model = inspected or inspect_meta(files, dtype)
+    shape, model = inspected or inspect_meta(files, dtype, skeleton=fuse)
+    if isinstance(model, Skeleton) and not fuse:
+        shape, model = inspect_meta(files, dtype)
     ops = ops or Ops(backend.ops, dtype=dtype)
-    checkpoint = Checkpoint(files, model)
+    try:
+        checkpoint = Checkpoint(files, model)
+    except ModelError:
+        if not isinstance(model, Skeleton):
+            raise
+        # Perhaps the names in the files are others that transformers knows; if not, it is the one to complain.
+        shape, model = inspect_meta(files, dtype)
+        checkpoint = Checkpoint(files, model)
     scales = read_kv_scales(checkpoint, shape.calls) if (kv_dtype or "").startswith("float8") else {}
     attentions = attention_of_calls(backend.attention, shape.calls, scales, backend.torch_device())
     weights = Materializer(
@@ -135,5 +147,15 @@ def load_model(
     else:
         logger.info("%s runs unfused: %s", shape.model_class, obstacle)
         materialize(model, weights)
-        implementation = BridgedModel(model, attentions, shape.calls)
+        weights.bytes += absorb_latents(model)
+        implementation = BridgedModel(model, attentions, shape.calls, _latent_ops(shape, ops, dtype))
     return Model(shape, implementation, weights.bytes, obstacle is None, len(scales))
+
+
+def _latent_ops(shape: ModelShape, ops: Ops, dtype: str) -> tuple[Callable[..., Any], Callable[..., Any]] | None:
+    """What attention over latents is made of, None where there is none."""
+    call = next((call for call in shape.calls if call.latent is not None), None)
+    if call is None or call.latent is None:
+        return None
+    sizes = {"latent": call.latent, "rope": call.head_size - call.latent, "heads": call.num_heads}
+    return ops.get("latent_cache", dtype, **sizes), ops.get("latent_attention", dtype, **sizes)

@@ -16,6 +16,7 @@ from enginecore.layers.linear import JoinedLinear, PackedEmbedding, PackedLinear
 from enginecore.models.checkpoint import Checkpoint
 from enginecore.models.quantization import SIMPLER
 from enginecore.models.quantized_tensors import Kept, join
+from enginecore.models.skeleton import Skeleton
 from enginecore.ops.kquants import simpler
 from enginecore.ops.quantized import QuantizedWeight, can_quantize_int8, quantize_int8
 
@@ -179,7 +180,10 @@ def _fill(prefix: str, module: nn.Module, weights: Materializer) -> None:
 
 
 def restore_buffers(
-    model: PreTrainedModel, device: torch.device, rope_factors: torch.Tensor | None, within: nn.Module | None = None
+    model: PreTrainedModel | Skeleton,
+    device: torch.device,
+    rope_factors: torch.Tensor | None,
+    within: nn.Module | None = None,
 ) -> None:
     """Compute the buffers that are not saved (rotary frequencies, say), as transformers does on loading.
 

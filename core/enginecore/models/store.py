@@ -69,7 +69,8 @@ def resolve_model(
     if not name:
         raise ModelError("the name of the model is empty")
     if name in ALIASES:
-        return _from_gguf(name, fetch_alias(name, allow_download=allow_download, progress=progress))
+        found = fetch_alias(name, allow_download=allow_download, progress=progress)
+        return _from_gguf(name, found) if found.is_file() else _from_directory(name, found, allow_pickle, False)
     path = Path(name).expanduser()
     if path.is_dir():
         return _from_directory(name, path, allow_pickle, trust_remote_code)

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from enginecore.ops.blocks import UNPACKED, unpack_blocks
+
 #: scheme -> (ggml's number of the format, inputs in a block, bytes of a block). The bytes are those of GGUF files.
 SCHEMES = {
     "q4_0": (2, 32, 18), "q4_1": (3, 32, 20), "q5_0": (6, 32, 22), "q5_1": (7, 32, 24), "q8_0": (8, 32, 34),
@@ -54,6 +56,9 @@ class QuantizedWeight:
         if self.scheme == INT8:
             values_OI, scale_O1 = self.parts()
             return (values_OI.float() * scale_O1).to(self.dtype)
+        if self.scheme in UNPACKED:
+            blocks_SB = self.data_OB.view(-1, SCHEMES[self.scheme][2])
+            return unpack_blocks(self.scheme, blocks_SB).view(-1, self.in_features).to(self.dtype)
         from gguf.quants import dequantize
 
         values = dequantize(self.data_OB.cpu().numpy(), SCHEMES[self.scheme][0])  # type: ignore[arg-type]

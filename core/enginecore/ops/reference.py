@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from enginecore.ops.adapters import lora_expand, lora_shrink
 from enginecore.ops.experts import moe_experts
 from enginecore.ops.int4 import Int4Weight
+from enginecore.ops.latent import latent_attention, latent_cache
 from enginecore.ops.quantized import QuantizedWeight
 from enginecore.ops.recurrent import causal_conv, selective_scan, ssd_scan
 from enginecore.ops.sampling import rejection_sample, sample, sampling_probabilities
@@ -110,6 +111,8 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "sampling_probabilities": sampling_probabilities,
     "rejection_sample": rejection_sample,
     "moe_experts": moe_experts,
+    "latent_cache": latent_cache,
+    "latent_attention": latent_attention,
     "lora_shrink": lora_shrink,
     "lora_expand": lora_expand,
     "causal_conv": causal_conv,

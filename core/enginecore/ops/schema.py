@@ -80,6 +80,18 @@ _OPS = (
         "-1 adds nothing. float32 weights of experts.",
     ),
     OpSchema(
+        "latent_cache",
+        "(rows_TW, cache, slot_mapping_T) -> None",
+        "Writes rows into their slots of a cache of latents [blocks, block_size, W]; a slot of -1 is skipped.",
+    ),
+    OpSchema(
+        "latent_attention",
+        "(query_THW, cache, metadata, scale: float, latent: int) -> out_THL",
+        "Causal attention of each token over its sequence's cached rows, all of a row being the key of every head and "
+        "its first `latent` numbers the value. `metadata` is an AttentionMetadata, of which `slot_mapping` and `state` "
+        "are not looked at. Uses are asked about with the attributes latent, rope (W - latent) and heads.",
+    ),
+    OpSchema(
         "lora_shrink",
         "(x_TI, a_SNRI, adapter_T) -> h_STR",
         "For each of S slices the product of x with its token's adapter of N, float32; zeros where adapter is -1. "

@@ -22,7 +22,8 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     `strict_fields` refuses unknown request fields instead of logging them. `chat_template` (a file or the template
     itself) replaces the model's. `override_generation_config` sets sampling defaults under generation_config.json's
     names. `tool_call_parser` and `reasoning_parser` name how the model writes calls and thinks; "auto" goes by its chat
-    template, "none" takes everything for text.
+    template, "none" takes everything for text. `grpc_port` serves gRPC as well (0: any free port).
+    `otlp_traces_endpoint`: a URL of a collector that gets a span for each request.
     """
 
     host: str = "127.0.0.1"
@@ -46,6 +47,8 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     strict_fields: bool = False
     chat_template: str | None = None
     override_generation_config: dict[str, Any] = {}
+    grpc_port: int | None = None
+    otlp_traces_endpoint: str | None = None
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
     ssl_certfile: str | None = None
@@ -56,6 +59,12 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if not 0 <= self.port <= 65535:
             raise ParameterError(f"port must be between 0 and 65535, got {self.port}", param="port")
+        if self.grpc_port is not None and not 0 <= self.grpc_port <= 65535:
+            raise ParameterError(f"grpc_port must be between 0 and 65535, got {self.grpc_port}", param="grpc_port")
+        endpoint = self.otlp_traces_endpoint
+        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+            told = f"otlp_traces_endpoint must be a URL such as http://localhost:4318/v1/traces, got {endpoint!r}"
+            raise ParameterError(told, param="otlp_traces_endpoint")
         for name in ("max_body_bytes", "max_header_bytes", "max_headers"):
             if getattr(self, name) < 1:
                 raise ParameterError(f"{name} must be at least 1, got {getattr(self, name)}", param=name)

@@ -90,7 +90,7 @@ async def run_to_end(request: Request, job: Job, submitted: Callable[[], None]) 
     """The final outputs of all prompts, in order. The client's hanging up aborts them."""
 
     tally: Tally = request.state.tally
-    tally.asked(job.params)
+    tally.asked(job.params, job.model)
 
     async def collect() -> list[RequestOutput]:
         outputs: dict[int, RequestOutput] = {}
@@ -115,7 +115,7 @@ async def stream_events(
     options = job.body.stream_options
     include_usage = options is not None and bool(options.include_usage)
     tally: Tally = request.state.tally
-    tally.asked(job.params)
+    tally.asked(job.params, job.model)
 
     async def generate() -> AsyncGenerator[bytes, None]:
         usage = Usage()

@@ -20,8 +20,10 @@ import msgspec
 
 from enginecore.errors import ParameterError
 from enginecore.frontend.outputs import RequestOutput
+from enginecore.request import SamplingParams
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ApiError
+from enginecore.server.tracing import RequestSpan
 
 _NAMED = re.compile(r"([A-Za-z0-9_.@-]{1,64}):(\S+)")
 _OPTION = re.compile(r"(requests-per-minute|tokens-per-minute|concurrency)=(\d{1,12})")
@@ -107,12 +109,19 @@ def _too_many(message: str, wait: float) -> ApiError:
 class Tally:
     """Tokens of one HTTP request, charged to its client as they come."""
 
-    __slots__ = ("_client", "_seen", "generated", "prompt")
+    __slots__ = ("_client", "_seen", "generated", "prompt", "span")
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client | None) -> None:
         self._client = client
         self._seen: dict[int, int] = {}
         self.prompt = self.generated = 0
+        #: Where the request is traced, its span.
+        self.span: RequestSpan | None = None
+
+    def asked(self, params: SamplingParams, model: str) -> None:
+        """How the tokens are to be made, and by what."""
+        if self.span is not None:
+            self.span.asked(params, model)
 
     def update(self, key: int, output: RequestOutput) -> None:
         """The newest figures of prompt number `key` (they are totals, not deltas)."""
@@ -123,7 +132,10 @@ class Tally:
         if before is None:
             self.prompt += len(output.prompt_token_ids)
             fresh += len(output.prompt_token_ids)
-        self._client.charge(fresh)
+        if self._client is not None:
+            self._client.charge(fresh)
+        if self.span is not None:
+            self.span.update(key, output)
 
 
 class Keyring:

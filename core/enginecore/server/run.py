@@ -20,6 +20,7 @@ import socket
 import sys
 import time
 from collections.abc import Generator
+from typing import TYPE_CHECKING
 
 import msgspec
 import uvicorn
@@ -28,11 +29,15 @@ from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.errors import EngineCoreError
 from enginecore.frontend.async_llm import AsyncLLM
 from enginecore.metrics import Metrics
+from enginecore.server import grpc, tracing
 from enginecore.server.app import App, create_app
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ShuttingDownError
 from enginecore.server.http import limited_protocol
 from enginecore.server.keys import Keyring
+
+if TYPE_CHECKING:
+    from enginecore.server.grpc.server import GrpcServer
 
 logger = logging.getLogger("enginecore.server")
 
@@ -46,7 +51,7 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     """Serve until a signal or the engine's death. Returns the exit code; raises EngineCoreError when it cannot
     start."""
     _set_up_logging()
-    Keyring(server_args)  # what is wrong with the keys should not cost a model load
+    _check(server_args)
     if server_args.chat_template is not None:
         engine_args = msgspec.structs.replace(engine_args, chat_template=server_args.chat_template)
     listener = bind(server_args.host, server_args.port)
@@ -61,7 +66,18 @@ def serve(engine_args: EngineArgs, server_args: ServerArgs) -> int:
     return code
 
 
-def bind(host: str, port: int) -> socket.socket:
+def _check(args: ServerArgs) -> None:
+    """Find what is wrong with the settings before a model is loaded for them."""
+    Keyring(args)
+    if args.otlp_traces_endpoint is not None:
+        tracing.check_installed()
+    if args.grpc_port is not None:
+        grpc.check_installed()
+        if args.grpc_port:
+            bind(args.host, args.grpc_port, option="--grpc-port").close()
+
+
+def bind(host: str, port: int, *, option: str = "--port") -> socket.socket:
     """A socket that holds the port but does not listen. EngineCoreError, naming the address, when it cannot be had."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
@@ -76,7 +92,7 @@ def bind(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise EngineCoreError(
-            f"cannot listen on {host}:{port}: {error.strerror or error}", fix="choose another port with --port"
+            f"cannot listen on {host}:{port}: {error.strerror or error}", fix=f"choose another port with {option}"
         ) from error
     listener.setblocking(False)
     return listener
@@ -165,14 +181,31 @@ class _Lifetime:
         scheme = "https" if self._args.ssl_certfile else "http"
         shown = f"[{host}]" if ":" in host else host
         seconds = time.monotonic() - self._started
+        rpc = await self._serve_grpc(app, shown)
         logger.info("ready after %.1f s: %s at %s://%s:%d", seconds, llm.config.served_model_name, scheme, shown, port)
         await _first(self._stop.wait(), llm.dead.wait(), serving)
+        if rpc is not None:
+            await rpc.drain()
         code = await self._wind_down(app, llm)
+        if rpc is not None:
+            await _first(rpc.stop(), self._force.wait())
+        if app.gate.tracer is not None:
+            await _first(asyncio.to_thread(app.gate.tracer.close), self._force.wait(), asyncio.sleep(5))
         server.should_exit = True
         server.force_exit = self._force.is_set()
         await _first(serving, self._force.wait())
         server.force_exit = True
         return FORCED_EXIT if self._force.is_set() else code
+
+    async def _serve_grpc(self, app: App, host: str) -> GrpcServer | None:
+        """The gRPC server, where one is wanted. Its packages are only loaded then."""
+        if self._args.grpc_port is None:
+            return None
+        from enginecore.server.grpc.server import GrpcServer
+
+        server = await GrpcServer.start(app.gate, self._args.grpc_port)
+        logger.info("gRPC at %s:%d%s", host, server.port, " (TLS)" if self._args.ssl_certfile else "")
+        return server
 
     async def _wind_down(self, app: App, llm: AsyncLLM) -> int:
         """Wait as long as there is something worth waiting for. Returns the exit code."""

@@ -84,7 +84,9 @@ class EventStream:
 
         watcher.add_done_callback(hang_up)
         try:
-            await self._write(send)
+            broken = await self._write(send)
+            if broken is not None:
+                scope.setdefault("state", {})["broken"] = broken
         except asyncio.CancelledError:
             if not self._gone:
                 raise
@@ -94,7 +96,9 @@ class EventStream:
             watcher.cancel()
             await self._chunks.aclose()
 
-    async def _write(self, send: Send) -> None:
+    async def _write(self, send: Send) -> ApiError | None:
+        """Everything to the end; returns what the stream broke of."""
+        answer = None
         await send({"type": "http.response.body", "body": self._first, "more_body": True})
         try:
             async for chunk in self._chunks:
@@ -107,3 +111,4 @@ class EventStream:
                 answer = ApiError(500, "internal error")
             last = self._end(answer)
         await send({"type": "http.response.body", "body": last, "more_body": False})
+        return answer

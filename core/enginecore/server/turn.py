@@ -69,9 +69,10 @@ def check_turn(state: ServerState, request: Request, chat: dict[str, Any], model
         chat = {**chat, "thinking_token_budget": None}  # there is no thinking to bound
     body = convert({name: value for name, value in chat.items() if value is not None}, ChatRequest)
     params, asked = chat_params(body, state.llm.defaults, state.llm.config.max_logprobs)
-    request.state.tally.asked(params)
     plan, adapter = plan_of(state, body, params), choose_adapter(state, request, model)
-    return Turn(state, request.state.request_id, request.state.tally, body, params, asked, plan, adapter)
+    turn = Turn(state, request.state.request_id, request.state.tally, body, params, asked, plan, adapter)
+    turn.tally.asked(params, turn.model)
+    return turn
 
 
 def extra_fields(raw: dict[str, Any]) -> dict[str, Any]:

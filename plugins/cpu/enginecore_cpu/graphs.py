@@ -100,6 +100,12 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._program, self._arena, self._taped = program, arena, taped
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch shall keep its compiler out of `__torch_dispatch__`, for which it imports that whole: a second
+        of start-up. Nothing is compiled here, and by this answer nothing is imported. Torch's own switch."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = func._schema.name

@@ -209,3 +209,13 @@ def test_a_cache_in_fp8_uses_the_checkpoints_scales(tmp_path: Path) -> None:
         assert engine["answers"] == found["expected"] and engine["reference_ops"] == []
         assert [value for answer in engine["logprobs"] for value in answer] == pytest.approx(expected, abs=1e-3)
         assert ["kv_cache_scales", "the checkpoint's, of 2 layers", "read beside the weights"] in engine["choices"]
+
+
+def test_latent_attention_over_interpreted_kernels(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    program = Path(__file__).with_name("interpreted_latent.py")
+    found = run_interpreted(tmp_path, lambda folder: [sys.executable, str(program), str(folder)])
+    assert found["answers"] == found["expected"] and found["reference_ops"] == []
+    for mine, theirs in zip(found["logprobs"], found["expected_logprobs"], strict=True):
+        assert mine == pytest.approx(theirs, abs=1e-4)
+    assert found["ledger"]["kv_cache"] == 16 * 16 * 2 * (32 + 16) * 4, "latents are all that is cached"

@@ -26,6 +26,8 @@ MODULES = {
     "sampling_probabilities": "sample",
     "rejection_sample": "rejection_sample",
     "moe_experts": "moe_experts",
+    "latent_cache": "latent",
+    "latent_attention": "latent",
     "lora_shrink": "lora",
     "lora_expand": "lora",
     "causal_conv": "causal_conv",

@@ -22,6 +22,8 @@ CASES = (
     "L1/rms_norm/*float16",
     "L1/rotary_embedding/h80",
     "L1/silu_and_mul/*float16",
+    "L1/latent_cache/*float32",
+    "L1/latent_attention/mixed*float32",
 )
 
 
@@ -32,4 +34,6 @@ def test_the_kit_passes() -> None:
     assert [f"{r.case_id}: {r.message}" for r in results if not r.outcome.ok] == []
     passed = {r.case_id for r in results if r.outcome is Outcome.PASS}
     ops = {case_id.split("/")[1] for case_id in passed}
-    assert ops >= {"attention", "rms_norm", "rotary_embedding", "silu_and_mul"}, "declared unsupported is no pass"
+    assert ops >= {"attention", "rms_norm", "rotary_embedding", "silu_and_mul", "latent_attention"}, (
+        "declared unsupported is no pass"
+    )

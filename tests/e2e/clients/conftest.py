@@ -14,5 +14,5 @@ KEY = "open-sesame"
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     log = tmp_path_factory.mktemp("clients") / "log"
-    with ServerProcess(*SMALL, "--api-key", KEY, log=log) as running:
+    with ServerProcess(*SMALL, "--api-key", KEY, "--grpc-port", "0", log=log) as running:
         yield running

@@ -22,6 +22,7 @@ def all_cases() -> list[Case]:
         collectives,
         contract,
         graphs,
+        latents,
         layers,
         linear,
         memory,
@@ -34,8 +35,8 @@ def all_cases() -> list[Case]:
     )
 
     modules = (
-        contract, attention, cache, norms, rotary, activations, linear, sampling, speculation, layers, memory, blocks,
-        graphs, collectives, models, performance,
+        contract, attention, cache, norms, rotary, activations, linear, sampling, speculation, layers, latents, memory,
+        blocks, graphs, collectives, models, performance,
     )  # fmt: skip
     cases = [case for module in modules for case in module.cases()]
     duplicates = {case.id for case in cases if sum(other.id == case.id for other in cases) > 1}

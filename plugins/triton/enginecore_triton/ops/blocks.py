@@ -2,6 +2,8 @@
 
     copy_blocks   grid (pairs, caches, pieces of a block): caches are reached through a table of their addresses
     swap_blocks   torch's copies, neighbouring blocks in one; asynchronous where the host's side is pinned
+
+Both move bytes, whatever the layout.
 """
 
 from __future__ import annotations

@@ -116,17 +116,19 @@ def _mla_decode(
 
 def mla_decode(
     query_THD: torch.Tensor, cache: torch.Tensor, metadata: AttentionMetadata, scale: float, latent: int,
-    out_THL: torch.Tensor | None = None, *, device: DeviceDescription,
+    out_THL: torch.Tensor | None = None, *, queries: int | None = None, device: DeviceDescription,
 ) -> torch.Tensor:  # fmt: skip
     """Attention [T, H, latent] of queries [T, H, latent + rope] over a cache [blocks, block_size, latent + rope].
 
     Causal, for steps of at most MAX_QUERY tokens of each sequence; both sizes must be powers of two of at least 16.
+    `queries` (a power of two): sequences with more tokens than that are left to others.
     """
     tokens, heads, width = query_THD.shape
-    if metadata.max_query_len > MAX_QUERY:
+    queries = power_of_two(metadata.max_query_len) if queries is None else queries
+    if queries > MAX_QUERY:
         raise ValueError(f"mla_decode takes up to {MAX_QUERY} tokens of a sequence, got {metadata.max_query_len}")
     out = query_THD.new_empty(tokens, heads, latent) if out_THL is None else out_THL
-    sequences, queries, rope = metadata.seq_lens.shape[0], power_of_two(metadata.max_query_len), width - latent
+    sequences, rope = metadata.seq_lens.shape[0], width - latent
     if not tokens or not sequences:
         return out
     sizes = {"rows": power_of_two(queries * heads, 16)}

@@ -136,5 +136,5 @@ def aot_cases() -> list[AotCase]:
 
     return [
         case("bf16", "float", 128, 8), case("bf16", "float", 80, 32), case("u8", "float8_e4m3fn", 128, 8),
-        case("u8", "float8_e5m2", 128, 8), case("i8", "int8", 128, 8),
+        case("u8", "float8_e5m2", 128, 8), case("i8", "int8", 128, 8), case("bf16", "float", 576, 1),
     ]  # fmt: skip
