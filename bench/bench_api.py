@@ -1,12 +1,14 @@
 """What the API process costs: the server is real, the engine process plays a device whose step takes a fixed time.
 
-    python bench/bench_api.py                  # both measurements, as JSON
-    python bench/bench_api.py --only requests
+    python bench/bench_api.py                  # both measurements, beside their bounds; exit code 1 beyond one
+    python bench/bench_api.py --only requests --json
 
 requests: 16 in flight, each a chat of 300 prompt tokens and 20 to 60 of answer, not streamed. The overhead of a request
-is how long its client waited less how long the engine had it (GET /v1/requests/ID/explain); its processor time is that
-of the API process alone, whatever else the machine does.
+is how long its client waited less how long the engine had it (GET /v1/requests/ID/explain), the client's own work
+included; its processor time is that of the API process alone, whatever else the machine does.
 stream: 16 chats streamed at 1,000 tokens a second together; the processor time of the API process over the time.
+
+The bounds are for a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -30,6 +32,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.serving import MODEL_NAME, ServerProcess
 
 IN_FLIGHT = 16
+SHARE = "share_of_one_core_at_1000_tokens_per_s"
+#: (what is measured, where it stands in the report, its bound, unit, factor).
+BOUNDS = (
+    ("API overhead a request, 16 in flight (median)", ("requests", "overhead_ms"), 3.0, "ms", 1),
+    ("API processor share, 1,000 tokens/s streamed", ("stream", SHARE), 25.0, "% of a core", 100),
+)
 WORDS = "the quick brown fox jumps over the lazy dog and runs away from all of them "
 
 
@@ -82,6 +90,7 @@ async def measure_requests(log: Path, count: int, step_s: float) -> dict[str, An
         "requests_per_s": count / wall_s,
         "latency_ms": 1000 * statistics.median(waited.values()),
         "overhead_ms": 1000 * statistics.median(overheads),
+        "overhead_p90_ms": 1000 * statistics.quantiles(overheads, n=10)[-1],
         "api_cpu_ms_per_request": 1000 * cpu_s / count,
     }
 
@@ -110,7 +119,7 @@ async def measure_stream(log: Path, rate: float, seconds: float) -> dict[str, An
         "tokens": counted,
         "tokens_per_s": counted / (ended - begun),
         "api_cpu_us_per_token": 1e6 * cpu_s / counted,
-        "share_of_one_core_at_1000_tokens_per_s": 1000 * cpu_s / counted,
+        SHARE: 1000 * cpu_s / counted,
         "wall_s": wall_s,
     }
 
@@ -141,13 +150,34 @@ asyncio.run(main())
 """
 
 
-def main() -> None:
+def rows(report: dict[str, Any]) -> list[dict[str, Any]]:
+    """What was measured beside its bound."""
+    return [
+        {"what": what, "value": factor * report[part][name], "bound": bound, "unit": unit,
+         "met": factor * report[part][name] < bound}
+        for what, (part, name), bound, unit, factor in BOUNDS if part in report
+    ]  # fmt: skip
+
+
+def show(report: dict[str, Any]) -> None:
+    """The table, and the other figures under it."""
+    print(f"{'measured':48}{'value':>8}{'bound':>8}")
+    for row in report["bounds"]:
+        verdict = "" if row["met"] else "  NOT MET"
+        print(f"{row['what']:48}{row['value']:8.2f}{row['bound']:8.2f} {row['unit']}{verdict}")
+    for part in ("requests", "stream"):
+        if part in report:
+            print(f"{part}: " + ", ".join(f"{name} {value:.4g}" for name, value in report[part].items()))
+
+
+def main() -> int:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     options.add_argument("--only", choices=("requests", "stream"))
     options.add_argument("--requests", type=int, default=320)
     options.add_argument("--step", type=float, default=0.005, help="seconds of a step while requests are measured")
     options.add_argument("--rate", type=float, default=1000.0, help="tokens a second of all streams together")
     options.add_argument("--seconds", type=float, default=8.0)
+    options.add_argument("--json", action="store_true", help="print everything as JSON")
     args = options.parse_args()
     report: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -156,8 +186,13 @@ def main() -> None:
             report["requests"] = asyncio.run(measure_requests(log, args.requests, args.step))
         if args.only != "requests":
             report["stream"] = asyncio.run(measure_stream(log, args.rate, args.seconds))
-    print(json.dumps(report, indent=1))
+    report["bounds"] = rows(report)
+    if args.json:
+        print(json.dumps(report, indent=1))
+    else:
+        show(report)
+    return 0 if all(row["met"] for row in report["bounds"]) else 1
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -57,6 +57,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     weights in `dtype`, whatever the file has; "gguf" keeps a GGUF file's blocks as they are; "int8" turns the weights
     of any checkpoint into bytes. Both round activations to bytes. `kv_cache_dtype`: what keys and values are kept in, a
     name of `KV_CACHE_DTYPES`, or "auto" for `dtype`. `device_options` go to the plugin as they are.
+    `overlap`: the next step is planned while the device is at one; "auto" does where the device works asynchronously,
+    "on" runs steps in a thread of their own elsewhere. Results are the same.
     Steps replay captured graphs where the device can, unless `enforce_eager`; `require_graphs` makes it an error when
     graphs cannot be captured. `kv_events_endpoint` publishes changes of the prefix cache (ZeroMQ, such as tcp://*:5557)
     under `kv_events_topic` (default kv@HOST@MODEL); `kv_events_replay` is where those that were missed can be asked
@@ -104,6 +106,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     require_graphs: bool = False
     speculation: Literal["off", "ngram"] = "off"
     num_speculative_tokens: int = 4
+    overlap: Literal["auto", "on", "off"] = "auto"
     num_threads: int | None = None
     kv_host_memory: int | None = None
     kv_disk: str | None = None
@@ -166,6 +169,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         if self.num_speculative_tokens > MAX_GUESSES:
             told = f"num_speculative_tokens must be at most {MAX_GUESSES}, got {self.num_speculative_tokens}"
             raise ParameterError(told, param="num_speculative_tokens")
+        if self.overlap not in ("auto", "on", "off"):
+            raise ParameterError(f"overlap must be auto, on or off, got {self.overlap!r}", param="overlap")
         if self.enforce_eager and self.require_graphs:
             raise ParameterError("give enforce_eager or require_graphs, not both", param="require_graphs")
 

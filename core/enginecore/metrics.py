@@ -13,6 +13,7 @@
 | grammar_fast_forward_tokens_total | counter | tokens that a grammar forced and that took no step of their own |
 | spec_decode_num_draft_tokens_total, spec_decode_num_accepted_tokens_total | counter | tokens guessed, and kept |
 | graph_replays_total, eager_steps_total | counter | steps that replayed a captured graph, and all others |
+| steps_ahead_total | counter | steps that were planned while the one before was on the device |
 | adapter_steps_total, adapter_swaps_total | counter | steps with rows that have an adapter; adapters put into a slot |
 | lost_steps_total | counter | steps that ran out of device memory; their requests ended with an error |
 | reference_op{op} | gauge | 1 for each op that runs as a torch reference, for want of a kernel that can be built |
@@ -131,6 +132,7 @@ class Metrics:
             "host_cache_hits": ("Prompt tokens that came up from host memory", stats.lifted_tokens),
             "disk_cache_hits": ("Prompt tokens that came up from disk, then from host memory", stats.fetched_tokens),
             "num_swaps": ("Preemptions that left their blocks in a lower tier", stats.num_swaps),
+            "steps_ahead": ("Steps that were planned while the one before was on the device", stats.steps_ahead),
             "adapter_steps": ("Steps with rows that have an adapter", stats.adapter_steps),
             "adapter_swaps": ("Adapters put into a slot of the device", stats.adapter_swaps),
             "lost_steps": ("Steps that ran out of device memory", stats.lost_steps),

@@ -44,7 +44,8 @@ class PoolingModel(msgspec.Struct, frozen=True, kw_only=True):
     An embedding model has `dimensions` and pools by `pooling_type`, then applies its `dense` layers (folders of their
     weights, in order) and, with `normalize`, scales to unit length. A classifier has `labels` and an `activation`; with
     one label it scores pairs of texts. `matryoshka` lists the lengths to which a vector may be cut: None for none,
-    empty for any. `max_tokens` is the longest text its authors meant, 0 if they do not say.
+    empty for any. `max_tokens` is the longest text its authors meant, 0 if unknown. `prefix` stands before every
+    text of which a vector is made, then all is lower-cased if `lowercase`.
     """
 
     tasks: tuple[str, ...]
@@ -56,6 +57,7 @@ class PoolingModel(msgspec.Struct, frozen=True, kw_only=True):
     activation: str = "none"
     matryoshka: tuple[int, ...] | None = None
     lowercase: bool = False
+    prefix: str = ""
     max_tokens: int = 0
 
     @property

@@ -304,7 +304,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     `num_forks` sequences took over `forked_tokens` computed tokens from a sibling (n, best_of, beams); `copied_tokens`
     were matched inside a cached block, which was copied.
     `adapter_steps` had rows with an adapter; `adapter_swaps` adapters were put into a slot of the device.
-    Steps are `graph_replays`, `eager_steps`, or `lost_steps` that found the device's memory exhausted.
+    Steps are `graph_replays`, `eager_steps`, or `lost_steps` that found the device's memory exhausted; `steps_ahead` of
+    them were planned while the one before was on the device.
     `lifted_tokens` came up from host memory into the device's cache, `fetched_tokens` from disk into host memory;
     `num_swaps` preempted sequences left their blocks in a lower tier to come back from. `host_blocks` and `disk_blocks`
     are blocks in those tiers now."""
@@ -339,6 +340,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     adapter_swaps: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    steps_ahead: int = 0
 
 
 class StepOutputs(msgspec.Struct, array_like=True):

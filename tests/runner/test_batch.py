@@ -145,7 +145,7 @@ def test_prompt_logprobs_are_owed_once() -> None:
     second = plan([(0, 2, 2, True)])
     inputs = batch.inputs(second)
     assert inputs.prompt_rows == [(0, 3, 1)] and inputs.batch.logits_indices.tolist() == [1, 0]
-    batch.append([0], [4], [9])
+    batch.append(np.array([0]), np.array([4]), [9])
     assert batch.inputs(plan([(0, 4, 1, True)])).prompt_rows == [] and not batch.prompt_logprobs_at
 
 

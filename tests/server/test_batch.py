@@ -12,6 +12,7 @@ from enginecore.errors import EngineDeadError
 from enginecore.server.batch import MAX_CUSTOM_ID, BatchCounts, BatchRun, LineError, is_answer, read_line
 
 from tests.server.fake_engine import Running, running, saying
+from tests.server.fake_pooling import pooling_server
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 5}
 
@@ -145,3 +146,12 @@ def test_which_answers_stand() -> None:
     for text in (b'{"id": "x"', request(), b"[]"):
         with pytest.raises(ValueError):
             is_answer(text)
+
+
+async def test_vectors() -> None:
+    async with pooling_server() as server:
+        lines = [request(url="/v1/embeddings", body={"input": "hello world"}), request("b", "/v1/completions", CHAT)]
+        counts, written = await run(server, lines)
+    found = {entry["custom_id"]: entry["response"] for entry in written}
+    assert len(found["a"]["body"]["data"][0]["embedding"]) == 8 and found["b"]["status_code"] == 400
+    assert (counts.prompt_tokens, counts.generated_tokens) == (2, 0)

@@ -18,7 +18,7 @@ from enginecore.config import EngineArgs
 from enginecore.device.discovery import discover
 from enginecore.errors import ParameterError
 from enginecore.frontend.fingerprint import fingerprint
-from enginecore.parallel.executor import Executor
+from enginecore.parallel.executor import Executor, Overlapping
 from enginecore.plan import StepPlan, StepResult
 from enginecore.request import EngineRequest, EngineStats, StepOutputs
 
@@ -39,6 +39,20 @@ class TimedExecutor:
     def execute(self, plan: StepPlan) -> StepResult:
         begun = time.perf_counter()
         result = self._executor.execute(plan)
+        self.taken_s += time.perf_counter() - begun
+        return result
+
+    def submit(self, plan: StepPlan) -> Any:
+        assert isinstance(self._executor, Overlapping)
+        begun = time.perf_counter()
+        handle = self._executor.submit(plan)
+        self.taken_s += time.perf_counter() - begun
+        return handle
+
+    def collect(self, handle: Any) -> StepResult:
+        assert isinstance(self._executor, Overlapping)
+        begun = time.perf_counter()
+        result = self._executor.collect(handle)
         self.taken_s += time.perf_counter() - begun
         return result
 

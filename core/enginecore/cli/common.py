@@ -93,6 +93,7 @@ def engine_settings(
     strict_ops: options.StrictOps = False,
     enforce_eager: options.EnforceEager = False,
     require_graphs: options.RequireGraphs = False,
+    overlap: options.Overlap = "auto",
     trust_remote_code: options.TrustRemoteCode = False,
     allow_pickle: options.AllowPickle = False,
     debug: Debug = False,
@@ -129,8 +130,9 @@ def engine_settings(
         strict_ops=strict_ops,
         enforce_eager=enforce_eager,
         require_graphs=require_graphs,
-        speculation=_speculation(speculation),
+        speculation=speculation,  # type: ignore[arg-type]  # checked there
         num_speculative_tokens=num_speculative_tokens,
+        overlap=overlap,  # type: ignore[arg-type]  # checked there
         num_threads=num_threads,
         kv_host_memory=None if kv_host_memory is None else parse_bytes(kv_host_memory, param="kv_host_memory"),
         kv_disk=kv_disk,
@@ -154,12 +156,6 @@ def _model_len(text: str | None) -> Any:
     if not text.isascii() or not text.isdigit() or len(text) > 12:
         raise ParameterError(f"max_model_len must be a number of tokens or auto, got {text!r}", param="max_model_len")
     return int(text)
-
-
-def _speculation(text: str) -> Any:
-    if text not in ("off", "ngram"):
-        raise ParameterError(f"speculation must be off or ngram, got {text!r}", param="speculation")
-    return text
 
 
 def _policy(text: str) -> Any:

@@ -244,6 +244,15 @@ RequireGraphs = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
+Overlap = Annotated[
+    str,
+    typer.Option(
+        "--overlap",
+        help="Plan the next step while the device is at one: auto does where the device works asynchronously, on runs "
+        "steps in a thread of their own elsewhere, off waits for each. Results are the same.",
+        rich_help_panel=ADVANCED,
+    ),
+]
 TrustRemoteCode = Annotated[
     bool,
     typer.Option(

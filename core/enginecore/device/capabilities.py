@@ -52,6 +52,9 @@ class Capabilities:
     explicit tuple in `head_size_list`; `max_gqa_ratio` is query heads over key-value heads, 0 for no GQA.
     `features` holds optional feature strings ("sliding_window", "soft_cap", "sinks", "alibi", "non_causal",
     "cross_attention", "mla"). A feature that is not in it is refused by the core on the plugin's behalf.
+    `asynchronous`: a step's work goes on after the calls that gave it to the device have returned, in their order; then
+    `Backend.event` tells where it is and `MemoryManager.host_alloc_pinned` gives memory that copies need not wait for.
+    The core plans the next step meanwhile, and gives it to the device before it asks for the result of the last.
     `max_world_size` is the largest group of ranks; `ranks_share_device`: several of them may use one device.
     """
 
@@ -69,6 +72,7 @@ class Capabilities:
     unified_memory: bool = False
     per_process_accounting: bool = False
     batch_invariant: bool = False
+    asynchronous: bool = False
     max_world_size: int = 1
     ranks_share_device: bool = False
     isa: tuple[str, ...] = field(default=())

@@ -11,8 +11,8 @@ from abc import ABC
 from typing import Any
 
 #: (major, minor) of the contract this core speaks. Minors only add. 1.1: `AttentionBackend.refresh_metadata`,
-#: `AttentionBackend.with_kv_scales`, `GraphKey.activation_bytes`, `Backend.communicator`, and dates for what a plugin's
-#: conformance profile skips.
+#: `AttentionBackend.with_kv_scales`, `GraphKey.activation_bytes`, `Backend.communicator`, `Capabilities.asynchronous`,
+#: and dates for what a plugin's conformance profile skips.
 CONTRACT_VERSION = (1, 1)
 
 

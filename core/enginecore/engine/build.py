@@ -18,6 +18,7 @@ from enginecore.engine.engine import Engine
 from enginecore.engine.graphs import capture_graphs, require_graphs
 from enginecore.engine.kv_events import EventPublisher, open_publisher
 from enginecore.engine.kv_transfer import allocate_caches, check_tiers, open_tiers
+from enginecore.engine.overlap import choose_overlap
 from enginecore.engine.resolve import (
     Choices,
     fit_blocks,
@@ -36,6 +37,7 @@ from enginecore.runner.exhausted import MemoryGuard
 from enginecore.runner.model import PagedModel, RuntimeModel, StepModel
 from enginecore.runner.profile import can_measure, measure_activations
 from enginecore.runner.speculation import speculation_of
+from enginecore.runner.transfers import StagedTransfers
 
 logger = logging.getLogger("enginecore.engine")
 
@@ -103,7 +105,12 @@ def _assemble(site: Site, clock: Clock | None, publisher: EventPublisher | None)
         backend.memory.release_kv(caches)
         backend.shutdown()
 
-    engine = Engine(config, InprocExecutor(worker, release), clock, publisher, runner.grammars.store)
+    overlap = choose_overlap(site)
+    if overlap == "ahead":
+        runner.look_ahead(StagedTransfers(backend))
+    executor = InprocExecutor(worker, release, beside=overlap == "beside")
+    store = runner.grammars.store
+    engine = Engine(config, executor, clock, publisher, store, overlap=overlap != "off")
     engine.adapters = open_registry(site, config, slots, adapters, engine.scheduler)
     engine.ledger = ledger
     engine.account = MemoryAccount(ledger, site.loaded_bytes, backend.memory, caches)

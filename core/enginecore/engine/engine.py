@@ -1,8 +1,9 @@
-"""The engine: add requests, step, collect outputs. Synchronous and single-threaded."""
+"""The engine: add requests, step, collect outputs. Single-threaded; with overlap a step is underway between calls."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from enginecore.clock import Clock, RealClock
@@ -14,25 +15,40 @@ from enginecore.engine.grammar_gate import GrammarGate
 from enginecore.engine.kv_events import EventPublisher
 from enginecore.errors import OutOfDeviceMemory, UnsupportedError
 from enginecore.kvcache.tiers import Tiers
-from enginecore.parallel.executor import Executor, Sleeping
+from enginecore.parallel.executor import Executor, Overlapping, Sleeping
+from enginecore.plan import StepResult
 from enginecore.request import EngineOutput, EngineRequest, EngineStats, StepOutputs
 from enginecore.runner.grammar import GrammarStore
 from enginecore.scheduler import Scheduler, SchedulerConfig
 from enginecore.scheduler.journal import Journal
+from enginecore.scheduler.lookahead import Flight
 from enginecore.scheduler.pinning import prefix_name
 
 #: Longest wait for blocks from a lower tier when nothing else runs: new requests are not looked at meanwhile.
 MAX_WAIT_S = 0.01
 
 
+@dataclass(frozen=True)
+class Underway:
+    """A step that the executor has, by its handle; or one that it had no memory for."""
+
+    flight: Flight
+    handle: Any
+    error: OutOfDeviceMemory | None = None
+
+
 class Engine(AdapterCalls):
     """Owns the scheduler and the executor. Requests that can never run come back as error outputs of the next step.
 
-    `clock` passes the time that a simulated device says its steps take.
+    `clock` passes the time that a simulated device says its steps take. `overlap`: a step is underway when `step`
+    returns, and its outputs come from the next call, which plans and submits the step after it first where that can be
+    planned so early.
     """
 
-    def __init__(self, config: EngineConfig, executor: Executor, clock: Clock | None = None,
-                 publisher: EventPublisher | None = None, grammars: GrammarStore | None = None) -> None:  # fmt: skip
+    def __init__(
+        self, config: EngineConfig, executor: Executor, clock: Clock | None = None,
+        publisher: EventPublisher | None = None, grammars: GrammarStore | None = None, *, overlap: bool = False,
+    ) -> None:  # fmt: skip
         self.config = config
         self.executor = executor
         self.clock = clock or RealClock()
@@ -43,7 +59,9 @@ class Engine(AdapterCalls):
         self._grammars = GrammarGate(grammars)
         #: When requests came whose grammar is being compiled.
         self._held_since: dict[str, float] = {}
-        self._graph_replays = self._eager_steps = self._lost_steps = 0
+        self._overlap = overlap
+        self._underway: Underway | None = None
+        self._graph_replays = self._eager_steps = self._lost_steps = self._steps_ahead = 0
         self._asleep = False
         #: Who owns which bytes of the device, for the log of a step that ran out of memory.
         self.ledger: dict[str, int] = {}
@@ -81,34 +99,67 @@ class Engine(AdapterCalls):
         return self._grammars.abort(request_ids) + self.scheduler.abort(request_ids, reason)
 
     def has_work(self) -> bool:
-        return self.scheduler.has_work() or bool(self._refused) or bool(self._grammars)
+        waits = bool(self._refused) or bool(self._grammars) or self._underway is not None
+        return waits or self.scheduler.has_work()
 
     def step(self) -> StepOutputs:
-        """Run one step; with nothing to run, only reports what is pending."""
+        """Run one step, or get the next one underway; with nothing to run, only reports what is pending."""
         if self._grammars:
             for request, problem in self._grammars.ready(wait=not self.scheduler.has_work()):
                 self._schedule(request, problem)
         outputs, self._refused = self._refused, []
-        if self.scheduler.has_work():
-            plan = self.scheduler.schedule()
-            if plan.empty and self.scheduler.wait_for_blocks(MAX_WAIT_S):
-                self._publish_events()
-                return StepOutputs(outputs, self.stats())
-            try:
-                result = self.executor.execute(plan)
-            except OutOfDeviceMemory as error:
-                self._lost_steps += 1
-                outputs += lose_step(self.scheduler, plan, error, self.ledger)
-                return StepOutputs(outputs, self.stats())
-            self._graph_replays += result.replayed
-            self._eager_steps += not result.replayed
-            outputs += self.scheduler.update(plan, result)
-            if result.seconds is not None:
-                self.clock.spend(result.seconds)
-            self._publish_events()
-            if self.adapters is not None:
-                self.adapters.drop_unused()
+        before, self._underway = self._underway, None
+        if before is not None:
+            if self.scheduler.can_plan_ahead():
+                self._underway = self._launch(ahead=True)
+            outputs += self._land(before)
+        if self._underway is None and self.scheduler.has_work():
+            self._underway = self._launch(may_wait=not outputs)
+        if self._underway is not None and (not self._overlap or self._underway.error is not None):
+            outputs += self._land(self._underway)
+            self._underway = None
         return StepOutputs(outputs, self.stats())
+
+    def _launch(self, *, ahead: bool = False, may_wait: bool = False) -> Underway | None:
+        """Plan a step and get it underway; None when there is none to run now. `ahead`: others are underway."""
+        plan = self.scheduler.schedule()
+        if plan.empty and (ahead or not may_wait or self.scheduler.wait_for_blocks(MAX_WAIT_S)):
+            self._publish_events()
+            return None
+        handle, error = None, None
+        if self._overlap:
+            assert isinstance(self.executor, Overlapping)
+            try:
+                handle = self.executor.submit(plan)
+            except OutOfDeviceMemory as exhausted:
+                error = exhausted
+            self._steps_ahead += ahead
+        return Underway(self.scheduler.depart(plan), handle, error)
+
+    def _land(self, step: Underway) -> list[EngineOutput]:
+        """Wait for a step and book it."""
+        try:
+            result = self._result(step)
+        except OutOfDeviceMemory as error:
+            self._lost_steps += 1
+            return lose_step(self.scheduler, step.flight, error, self.ledger)
+        self._graph_replays += result.replayed
+        self._eager_steps += not result.replayed
+        outputs = self.scheduler.book(step.flight, result)
+        if result.seconds is not None:
+            self.clock.spend(result.seconds)
+        self._publish_events()
+        if self.adapters is not None:
+            self.adapters.drop_unused()
+        return outputs
+
+    def _result(self, step: Underway) -> StepResult:
+        if step.error is not None:
+            raise step.error
+        if not self._overlap:
+            return self.executor.execute(step.flight.plan)
+        assert isinstance(self.executor, Overlapping)
+        return self.executor.collect(step.handle)
 
     def _publish_events(self) -> None:
         if self._publisher is not None and self.scheduler.events is not None:
@@ -120,7 +171,7 @@ class Engine(AdapterCalls):
         stats = self.scheduler.stats()
         stats.reference_ops = self.executor.reference_ops()
         stats.graph_replays, stats.eager_steps = self._graph_replays, self._eager_steps
-        stats.lost_steps = self._lost_steps
+        stats.lost_steps, stats.steps_ahead = self._lost_steps, self._steps_ahead
         if self.adapters is not None:
             stats.adapter_steps, stats.adapter_swaps = self.adapters.figures()
         return stats
@@ -131,6 +182,9 @@ class Engine(AdapterCalls):
         if level not in (1, 2):
             raise UnsupportedError(f"sleep level {level} is not supported", fix="level 1 keeps weights in host memory, "
                                    "level 2 reads them again")  # fmt: skip
+        if self._underway is not None and not self.scheduler.has_work():
+            self._refused += self._land(self._underway)
+            self._underway = None
         if self.has_work():
             raise UnsupportedError("requests are running or waiting", fix="sleep when the engine is idle")
         if not isinstance(self.executor, Sleeping):

@@ -5,20 +5,20 @@ from __future__ import annotations
 import logging
 
 from enginecore.errors import OutOfDeviceMemory
-from enginecore.plan import StepPlan
 from enginecore.request import EngineOutput
 from enginecore.scheduler import Scheduler
+from enginecore.scheduler.lookahead import Flight
 
 logger = logging.getLogger("enginecore.engine")
 
 
 def lose_step(
-    scheduler: Scheduler, plan: StepPlan, error: OutOfDeviceMemory, ledger: dict[str, int]
+    scheduler: Scheduler, flight: Flight, error: OutOfDeviceMemory, ledger: dict[str, int]
 ) -> list[EngineOutput]:
-    """End every request that had a part in `plan`. Nothing of the step was booked: its blocks are free again, none of
-    them was published as a cached prefix, and requests that wait are scheduled as if it had not been."""
+    """End every request that still has a part in the step. Nothing of it was booked: its blocks are free again, none
+    of them was published as a cached prefix, and requests that wait are scheduled as if it had not been. A step that
+    was planned on top of it goes on without them."""
     owners = ", ".join(f"{name} {size}" for name, size in ledger.items()) or "empty"
     logger.error("%s. The ledger, in bytes: %s", error, owners)
-    sequences = [scheduler.running.sequence(slot) for slot in plan.slots_N.tolist()]
-    lost = scheduler.abort(dict.fromkeys(sequence.request_id for sequence in sequences), reason="error")
+    lost = scheduler.lose(flight)
     return [EngineOutput(request_id, [], finish_reason="error", error=str(error)) for request_id in lost]

@@ -72,7 +72,8 @@ class PoolingEngine:
     def _execute(self, batch: list[EngineRequest]) -> list[Pooled | str]:
         """The runner's answers. A step that finds memory exhausted costs its own requests and no others."""
         try:
-            return self._runner.execute(batch)
+            results: list[Pooled | str] = self._runner.execute(batch)
+            return results
         except Exception as error:
             if not self._out_of_memory(error):
                 raise

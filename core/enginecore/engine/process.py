@@ -15,10 +15,12 @@ import signal
 import sys
 import threading
 import traceback
+from concurrent.futures import Future
 from typing import Any
 
 import zmq
 
+from enginecore.config import EngineArgs, ReadyInfo
 from enginecore.engine import channel
 from enginecore.errors import EngineCoreError
 from enginecore.request import StepOutputs
@@ -121,6 +123,31 @@ def _failure(error: BaseException) -> channel.Failure:
     return channel.Failure(type(error).__name__, f"{type(error).__name__}: {error}", None, 1, trace)
 
 
+def _start(args: EngineArgs) -> tuple[Any, ReadyInfo]:
+    """The engine. Its device is chosen, which is to ask plugins in processes of their own, while this one imports
+    torch: either takes about as long."""
+    from enginecore.device.select import SelectedDevice, select_device
+
+    chosen: Future[SelectedDevice] = Future()
+
+    def choose() -> None:
+        try:
+            chosen.set_result(select_device(args.device))
+        except BaseException as error:
+            chosen.set_exception(error)
+
+    threading.Thread(target=choose, daemon=True).start()
+    gc.disable()  # imports make hardly any garbage, and looking for it is a tenth of their time
+    try:
+        from enginecore.engine.start import start_engine
+    except Exception:
+        chosen.result()  # what is wrong with the device says more than what came of it
+        raise
+    finally:
+        gc.enable()
+    return start_engine(args, chosen.result)
+
+
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the frontend decides when to stop
@@ -135,9 +162,7 @@ def main() -> int:
     code = 0
     engine = None
     try:
-        from enginecore.engine.start import start_engine
-
-        engine, ready = start_engine(args)
+        engine, ready = _start(args)
         gc.freeze()  # else each full collection walks everything that loading made: a pause of some 0.2 s
         outbox.send_multipart([channel.READY, channel.encode(ready)])
         EngineProcess(engine, inbox, outbox).run()

@@ -4,6 +4,7 @@ memory."""
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from enginecore.clock import Clock, VirtualClock
@@ -39,10 +40,10 @@ class Site:
     adapter_slots: AdapterSlots | None = None
 
 
-def open_site(args: EngineArgs, clock: Clock | None) -> Site:
-    """Choose the device, find the model and resolve the settings; no weights, no memory."""
+def open_site(args: EngineArgs, clock: Clock | None, chosen: Callable[[], SelectedDevice] | None = None) -> Site:
+    """Choose the device (or wait for `chosen`), find the model and resolve the settings; no weights, no memory."""
     choices = Choices()
-    selected = select_device(args.device)
+    selected = chosen() if chosen is not None else select_device(args.device)
     if args.device == "auto":
         choices.note("device", selected.full_name, selected.probe.reason if selected.probe else "selected")
     backend = create_backend(selected, num_threads=args.num_threads, options=args.device_options)

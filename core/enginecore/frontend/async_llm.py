@@ -11,7 +11,7 @@ import contextlib
 import functools
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import Any, TypeVar
@@ -86,34 +86,42 @@ class AsyncLLM:
         *,
         observer: Callable[[EngineConfig], Observer] | None = None,
         sampling_overrides: dict[str, Any] | None = None,
+        client: Awaitable[ProcessClient] | None = None,
+        warm: bool = True,
     ) -> AsyncLLM:
-        """Start the engine process and wait until the model is loaded. `observer` makes the receiver of timings."""
+        """Start the engine process and wait until the model is loaded. `observer` makes the receiver of timings.
+
+        `client` is the process where it is starting already, with `args`; `warm` False leaves to `warm_up` what would
+        be done beside the first requests."""
         load_template(args.chat_template)  # a missing file should not cost a model load
         early = asyncio.create_task(asyncio.to_thread(_load_tokenizer, args))
         try:
-            client = await ProcessClient.start(args)
+            started = await (ProcessClient.start(args) if client is None else client)
         except BaseException:
             early.cancel()
             raise
         try:
-            config = client.ready.config
+            config = started.ready.config
             path, tokenizer = await early
             if path != config.model_path or tokenizer is None:
                 tokenizer = await asyncio.to_thread(Tokenizer.load, config.model_path)
             watcher = observer(config) if observer is not None else None
-            llm = cls(client, tokenizer, args, observer=watcher, sampling_overrides=sampling_overrides)
+            llm = cls(started, tokenizer, args, observer=watcher, sampling_overrides=sampling_overrides)
         except BaseException:
-            await client.shutdown(0)
+            await started.shutdown(0)
             raise
-        llm._warming = asyncio.create_task(llm._warm_up())
+        if warm:
+            llm.warm_up()
         return llm
+
+    def warm_up(self) -> None:
+        """Begin to do what the first requests would otherwise wait for."""
+        self._warming = asyncio.create_task(self._warm_up())
 
     async def _warm_up(self) -> None:
         """Do now, in threads, what the first request would have to wait for."""
         work = (self.off_loop(self.renderer.prepare), self.off_loop(self.table.longest))
-        told, *_ = await asyncio.gather(
-            self.off_loop(grammar_tokenizer, self.tokenizer), *work, return_exceptions=True
-        )
+        told, *_ = await asyncio.gather(self.off_loop(grammar_tokenizer, self.tokenizer), *work, return_exceptions=True)
         if isinstance(told, tuple) and self.alive:
             self._tell_tokenizer(*told)
 

@@ -21,8 +21,10 @@ import msgspec
 
 from enginecore._version import __version__
 from enginecore.adapters import AdapterInfo
-from enginecore.config import EngineConfig, ReadyInfo
+from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
 from enginecore.device.discovery import GROUP
+from enginecore.errors import EngineCoreError
+from enginecore.models.store import resolve_model
 
 #: Weights of up to this many bytes are read whole for their hash; of larger ones as many blocks, evenly spread, and the
 #: start and end of each file. Files that differ in a few bytes only may then look the same.
@@ -74,17 +76,40 @@ def _named(facts: dict[str, Any]) -> dict[str, Any]:
     return {"id": f"fp_{digest[:20]}", "object": "fingerprint", **facts}
 
 
+def prepare_fingerprint(args: EngineArgs) -> None:
+    """Hash now the files of the model and of the code, as `fingerprint` would later. What is wrong with a model is left
+    to the engine to say."""
+    with contextlib.suppress(EngineCoreError, OSError):
+        package_hash("enginecore")
+        model = resolve_model(
+            args.model,
+            allow_download=False,
+            allow_pickle=args.allow_pickle,
+            trust_remote_code=args.trust_remote_code,
+        )
+        weights_hash(Path(model.path))
+
+
 def weights_hash(path: Path) -> dict[str, str]:
-    """A hash of a model's files, and whether all of their bytes are in it."""
+    """A hash of a model's files, and whether all of their bytes are in it. Files that look unchanged are not read
+    again."""
     files = [path] if path.is_file() else sorted(each for each in _weight_files(path))
-    sizes = [file.stat().st_size for file in files]
+    seen = [(file, file.stat()) for file in files]
+    digest, whole = _hash_files(path, tuple((file, stat.st_size, stat.st_mtime_ns) for file, stat in seen))
+    return {"sha256": digest, "method": "whole" if whole else "sampled"}
+
+
+@functools.lru_cache(maxsize=8)
+def _hash_files(path: Path, seen: tuple[tuple[Path, int, int], ...]) -> tuple[str, bool]:
+    """(sha256, whether of every byte) of (file, bytes, time of change) below `path`."""
+    files, sizes = [file for file, _, _ in seen], [size for _, size, _ in seen]
     whole = sum(sizes) <= WEIGHTS_SAMPLE_BYTES
     state = hashlib.sha256()
     for file, size in zip(files, sizes, strict=True):
         state.update(f"{'' if file == path else file.name}\0{size}\0".encode())
         share = size if whole else WEIGHTS_SAMPLE_BYTES * size // sum(sizes)
         _add_file(state, file, size, share)
-    return {"sha256": state.hexdigest(), "method": "whole" if whole else "sampled"}
+    return state.hexdigest(), whole
 
 
 def _weight_files(path: Path) -> Iterable[Path]:

@@ -80,11 +80,9 @@ class PoolingMethods:
     ) -> list[PoolingRequestOutput]:  # fmt: skip
         """Whatever task `pooling_params` names, in `outputs.data`."""
         processor = self._pooling_input()
-        single = isinstance(prompts, (str, dict)) or (bool(prompts) and all(type(item) is int for item in prompts))
-        items: list[Any] = [prompts] if single else list(prompts)
         prepared = [
             processor.prepare(prompt, pooling_params, truncate=truncate_prompt_tokens, param=f"prompt {index}")
-            for index, prompt in enumerate(items)
+            for index, prompt in enumerate(_as_list(prompts))
         ]
         return self._pooled(prepared, bool(use_tqdm))
 
@@ -95,8 +93,8 @@ class PoolingMethods:
         """How well one text goes with each of others, or each with its own, in `outputs.score`: what a model with one
         label says of the pair, or the cosine similarity of two vectors."""
         processor = self._pooling_input()
-        sides = [[side] if isinstance(side, str) else list(side) for side in (text_1, text_2)]
-        plan = prepare_scoring(processor, *sides, truncate=truncate_prompt_tokens)
+        firsts, seconds = _as_list(text_1), _as_list(text_2)
+        plan = prepare_scoring(processor, firsts, seconds, truncate=truncate_prompt_tokens)
         outputs: list[PoolingOutput] = self._drive(plan.requests, bool(use_tqdm))
         return [
             PoolingRequestOutput(
@@ -120,3 +118,9 @@ class PoolingMethods:
                 fix='make the LLM with runner="pooling", or choose an embedding model',
             )
         return self._input
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Any]:
+    """One prompt or a list of prompts, as a list. A flat list of ints is one prompt of token ids."""
+    single = isinstance(prompts, (str, dict)) or (bool(prompts) and all(type(item) is int for item in prompts))
+    return [prompts] if single else list(prompts)

@@ -82,6 +82,8 @@ class PoolingOutput:
 class PoolingInput(InputProcessor):
     """Checks texts against a pooling model. Thread-safe."""
 
+    tokenizer: Any  # one that reads pairs, too
+
     def __init__(self, config: EngineConfig, tokenizer: Any, table: TokenTable) -> None:
         super().__init__(config, tokenizer, table)
         assert config.pooling is not None
@@ -118,7 +120,7 @@ class PoolingInput(InputProcessor):
             ids = ids if limit is None else ids[:limit]
         else:
             assert text is not None
-            text = self._prepared(text)
+            text = self._prepared(self.model.prefix + text if text else text)
             with _way_out():
                 ids = self.tokenize(text, add_special_tokens=add_special_tokens, param=param, whole=limit is None)
             if limit is not None and len(ids) > limit:

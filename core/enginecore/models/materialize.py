@@ -50,6 +50,8 @@ class Materializer:
         self._adapt = adapt
         self.checkpoint, self.device, self.bytes = checkpoint, device, 0
         self._pack, self._quantization, self._schemes = pack, quantization, schemes
+        #: Schemes in which weights of a quantised checkpoint stay.
+        self.kept_schemes = schemes if quantization is None else frozenset()
 
     def tensor(self, name: str) -> torch.Tensor:
         """One parameter in the model's dtype."""
@@ -195,7 +197,8 @@ def restore_buffers(
     for module in (within or model).modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             if buffer.is_meta:
-                setattr(module, name, torch.empty_like(buffer, device=device))
+                # Not empty_like, which for a tensor on meta imports a library of symbolic mathematics.
+                setattr(module, name, torch.empty(buffer.shape, dtype=buffer.dtype, device=device))
                 if not owners or owners[-1] is not module:
                     owners.append(module)
             else:

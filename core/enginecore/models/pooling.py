@@ -190,6 +190,9 @@ class _Trace:
         )
         return query.new_empty(1, query.shape[2], query.shape[1], value.shape[3])
 
+    def attend_latent(self, module: nn.Module, query_THW: torch.Tensor, rows_TW: torch.Tensor) -> torch.Tensor:
+        raise ModelError("attention over latents is not supported for pooling")
+
 
 def _trace(base: nn.Module) -> tuple[list[AttentionCall], list[str]]:
     """The attention calls of one forward pass on meta, and what is in the way."""

@@ -16,7 +16,9 @@ from enginecore.pooling import POOLING_TYPES, PoolingModel
 
 #: Heads that say something of a whole text.
 _CLASSIFIER = "ForSequenceClassification"
-#: Where modules.json leaves it to default, what files before 2024 say of the settings of the transformer.
+#: Lengths from here on stand for none.
+_NO_LIMIT = 2**24
+#: Where the settings of the transformer are, by the kind of model in older folders.
 _TRANSFORMER_FILES = (
     "sentence_bert_config.json", "sentence_roberta_config.json", "sentence_distilbert_config.json",
     "sentence_camembert_config.json", "sentence_xlm-roberta_config.json",
@@ -69,7 +71,7 @@ def _sentence_model(
         kind = str(module.get("type", "")).rpartition(".")[2]
         place = folder / _inside(str(module.get("path") or ""), folder)
         if kind == "Transformer":
-            values |= _transformer(place)
+            values |= _transformer(place, files.name)
         elif kind == "Pooling":
             values |= _pooling(place)
         elif kind == "Dense":
@@ -83,7 +85,7 @@ def _sentence_model(
             )
     if "pooling_type" not in values:
         raise ModelError(f"{folder / 'modules.json'} names no module of type Pooling")
-    return _finish({**values, "dense": tuple(dense)}, files.config, overrides)
+    return _finish({**values, "dense": tuple(dense), "prefix": _prefix(folder)}, files.config, overrides)
 
 
 def _inside(path: str, folder: Path) -> str:
@@ -92,15 +94,31 @@ def _inside(path: str, folder: Path) -> str:
     return path
 
 
-def _transformer(place: Path) -> dict[str, Any]:
-    """The longest text and whether it is lower-cased before the tokenizer sees it."""
+def _transformer(place: Path, name: str) -> dict[str, Any]:
+    """The longest text (newer files leave it to the tokenizer's), and whether it is lower-cased before the tokenizer
+    sees it."""
     found = next((place / name for name in _TRANSFORMER_FILES if (place / name).is_file()), None)
     config = read_json(found) if found is not None else {}
+    task = config.get("transformer_task", "feature-extraction")
+    if task != "feature-extraction":
+        raise UnsupportedError(f"model {name!r} cannot be served", reasons=(f"its transformer does {task!r}",))
+    tokenizer = place / "tokenizer_config.json"
     longest = config.get("max_seq_length")
+    if longest is None and tokenizer.is_file():
+        longest = read_json(tokenizer).get("model_max_length")
     values: dict[str, Any] = {"lowercase": config.get("do_lower_case") is True}
-    if type(longest) is int and longest > 0:
+    if type(longest) is int and 0 < longest < _NO_LIMIT:
         values["max_tokens"] = longest
     return values
+
+
+def _prefix(folder: Path) -> str:
+    """What the library puts before every text unless it is told otherwise."""
+    path = folder / "config_sentence_transformers.json"
+    config = read_json(path) if path.is_file() else {}
+    prompts, name = config.get("prompts"), config.get("default_prompt_name")
+    text = prompts.get(name) if isinstance(prompts, dict) and name is not None else None
+    return text if isinstance(text, str) else ""
 
 
 def _pooling(place: Path) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from enginecore.adapters import AdapterKey
 from enginecore.models.adapter_files import Adapter
 from enginecore.models.adapter_slots import AdapterSlots
 from enginecore.plan import NewRequest, StepPlan
-from enginecore.runner.transfers import Transfers
 
 
 class RunnerAdapters:
@@ -23,7 +22,7 @@ class RunnerAdapters:
         self.loaded: dict[AdapterKey, Adapter] = {}
         #: Steps in which some row had an adapter.
         self.num_steps = 0
-        self.transfers = Transfers(device)
+        self._device = device
         self._slot_of: dict[AdapterKey, int] = {}
         self._adapter_S = np.full(max_num_seqs, -1, np.int64)
 
@@ -45,4 +44,5 @@ class RunnerAdapters:
             self.slots.rows.clear()
             return
         self.num_steps += 1
-        self.slots.rows.use(*self.transfers.send(np.repeat(adapter_N, plan.num_new_N), logits_indices))
+        adapter_T = torch.from_numpy(np.repeat(adapter_N, plan.num_new_N)).to(self._device)
+        self.slots.rows.use(adapter_T, torch.from_numpy(logits_indices).to(self._device))

@@ -7,14 +7,17 @@ can hope for free memory.
 from __future__ import annotations
 
 import traceback
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
 
 from enginecore.device import Backend
 from enginecore.errors import OutOfDeviceMemory
-from enginecore.parallel.executor import Worker
+from enginecore.parallel.executor import Overlapping, Worker
 from enginecore.plan import StepPlan, StepResult
 from enginecore.runner.model import StepModel
 from enginecore.runner.sleep import Sleeper
+
+Given = TypeVar("Given")
 
 
 class ModelWorker(Worker, Protocol):
@@ -31,8 +34,20 @@ class MemoryGuard:
         self._sleeper: Sleeper | None = None
 
     def execute(self, plan: StepPlan) -> StepResult:
+        return self._guarded(self._worker.execute, plan, plan)
+
+    def submit(self, plan: StepPlan) -> tuple[StepPlan, Any]:
+        assert isinstance(self._worker, Overlapping)
+        return plan, self._guarded(self._worker.submit, plan, plan)
+
+    def collect(self, handle: tuple[StepPlan, Any]) -> StepResult:
+        assert isinstance(self._worker, Overlapping)
+        plan, submitted = handle
+        return self._guarded(self._worker.collect, submitted, plan)
+
+    def _guarded(self, act: Callable[[Any], Given], given: Any, plan: StepPlan) -> Given:
         try:
-            return self._worker.execute(plan)
+            return act(given)
         except Exception as error:
             if not self._memory.out_of_memory(error):
                 raise

@@ -79,8 +79,6 @@ class ModelRunner:
         paged = self._model.paged if isinstance(self._model, GraphedModel) else self._model
         assert isinstance(paged, PagedModel)
         paged.transfers = self._sampler.transfers = transfers
-        if self._adapters is not None:
-            self._adapters.transfers = transfers
         self._last_S = torch.zeros(len(self._batch.requests), dtype=torch.int64, device=self._device)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]

@@ -7,7 +7,6 @@ from typing import Any
 import msgspec
 
 from enginecore.errors import ParameterError
-from enginecore.frontend.tools.plan import check_parsers
 
 
 class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,7 +76,10 @@ class ServerArgs(msgspec.Struct, frozen=True, kw_only=True):
                 raise ParameterError(f"{name} must be at least 0, got {getattr(self, name)}", param=name)
         if self.max_waiting is not None and self.max_waiting < 0:
             raise ParameterError(f"max_waiting must be at least 0, got {self.max_waiting}", param="max_waiting")
-        check_parsers(self.tool_call_parser, self.reasoning_parser)
+        if self.tool_call_parser is not None or self.reasoning_parser is not None:
+            from enginecore.frontend.tools.plan import check_parsers  # imports much, and is seldom needed
+
+            check_parsers(self.tool_call_parser, self.reasoning_parser)
         for name in ("key_requests_per_minute", "key_tokens_per_minute", "key_concurrency"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ParameterError(f"{name} must be at least 1, got {getattr(self, name)}", param=name)

@@ -1,13 +1,25 @@
-"""Uvicorn's HTTP/1.1 protocol with a bound on headers while they arrive, and the error envelope for broken requests."""
+"""Uvicorn as we run it: its HTTP/1.1 protocol with a bound on headers while they arrive, and the error envelope for
+broken requests."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Generator
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from enginecore.server.errors import JSON, ApiError
+
+
+class QuietServer(uvicorn.Server):
+    """Uvicorn without its signal handling, which closes the port before requests in flight are done."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
 
 
 class LimitedProtocol(HttpToolsProtocol):

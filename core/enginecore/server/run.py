@@ -1,7 +1,8 @@
 """`serve`: the whole life of a server process, from taking the port to a clean end.
 
 1. Bind the port, so that a taken one is known before the model is loaded. Nothing listens yet: connections are refused.
-2. Start the engine process and load the model; say what was chosen and where memory goes.
+2. Start the engine process, which loads the model; import meanwhile what serves requests. Say what was chosen and where
+memory goes.
 3. Listen.
 4. On SIGTERM or SIGINT: /health turns 503, new requests are refused, those in flight get `shutdown_timeout` seconds,
 then an error. A second signal ends everything at once.
@@ -11,32 +12,32 @@ then an error. A second signal ends everything at once.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
+import gc
 import logging
 import os
 import signal
 import socket
 import sys
 import time
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 import msgspec
-import uvicorn
 
 from enginecore.config import EngineArgs, EngineConfig, ReadyInfo
+from enginecore.engine.client import ProcessClient
 from enginecore.errors import EngineCoreError
-from enginecore.frontend.async_llm import AsyncLLM
-from enginecore.metrics import Metrics
 from enginecore.server import grpc, tracing
-from enginecore.server.app import App, create_app
 from enginecore.server.args import ServerArgs
 from enginecore.server.errors import ShuttingDownError
-from enginecore.server.http import limited_protocol
 from enginecore.server.keys import Keyring
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # what serves requests is imported beside the engine's start
+    import uvicorn
+
+    from enginecore.frontend.async_llm import AsyncLLM
+    from enginecore.metrics import Metrics
+    from enginecore.server.app import App
     from enginecore.server.grpc.server import GrpcServer
 
 logger = logging.getLogger("enginecore.server")
@@ -107,12 +108,16 @@ def _run(main: object) -> int:
     return code
 
 
-class _Server(uvicorn.Server):
-    """Uvicorn without its signal handling, which closes the port before requests in flight are done."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
+def _import_serving() -> None:
+    """Import all that serves requests, so that importing it again costs nothing."""
+    gc.disable()  # imports make hardly any garbage, and looking for it is a tenth of their time
+    try:
+        import enginecore.metrics
+        import enginecore.server.app
+        import enginecore.server.http
+    finally:
+        gc.enable()
+    del enginecore
 
 
 class _Lifetime:
@@ -125,6 +130,7 @@ class _Lifetime:
         self._stop = asyncio.Event()
         self._force = asyncio.Event()
         self._started = time.monotonic()
+        self._hashing: asyncio.Task[None]
 
     def _on_signal(self, name: str) -> None:
         if self._stop.is_set():
@@ -149,15 +155,7 @@ class _Lifetime:
 
     async def _load(self) -> AsyncLLM | None:
         """The engine, or None when a signal came first."""
-
-        def observer(config: EngineConfig) -> Metrics:
-            return Metrics(config.served_model_name, config.num_blocks)
-
-        loading = asyncio.create_task(
-            AsyncLLM.create(
-                self._engine_args, observer=observer, sampling_overrides=self._args.override_generation_config
-            )
-        )
+        loading = asyncio.create_task(self._start())
         await _first(loading, self._stop.wait())
         if loading.done():
             return loading.result()
@@ -165,12 +163,42 @@ class _Lifetime:
         await _first(asyncio.gather(loading, return_exceptions=True), self._force.wait())
         return None
 
+    async def _start(self) -> AsyncLLM:
+        """The engine's process begins first; while it imports torch and loads the model, this one imports what serves
+        requests, loads the tokenizer and hashes what the fingerprint names."""
+        args = self._engine_args
+        starting = asyncio.create_task(ProcessClient.start(args))
+        try:
+            await asyncio.to_thread(_import_serving)
+            from enginecore.frontend.async_llm import AsyncLLM
+            from enginecore.frontend.fingerprint import prepare_fingerprint
+            from enginecore.metrics import Metrics
+
+            def observer(config: EngineConfig) -> Metrics:
+                return Metrics(config.served_model_name, config.num_blocks)
+
+            overrides = self._args.override_generation_config
+            self._hashing = asyncio.create_task(asyncio.to_thread(prepare_fingerprint, args))
+            return await AsyncLLM.create(
+                args, observer=observer, sampling_overrides=overrides, client=starting, warm=False
+            )
+        except BaseException:
+            starting.cancel()
+            done = await asyncio.gather(starting, return_exceptions=True)
+            if isinstance(done[0], ProcessClient):
+                await done[0].shutdown(0)
+            raise
+
     async def _serve(self, llm: AsyncLLM) -> int:
+        from enginecore.server.app import create_app
+        from enginecore.server.http import QuietServer
+
         app = create_app(llm, self._args, max_waiting=self._engine_args.max_waiting)
+        await asyncio.gather(self._hashing, return_exceptions=True)
         fingerprint = await asyncio.to_thread(lambda: app.state.fingerprint)
         _report(llm.ready)
         logger.info("fingerprint: %s", fingerprint["id"])
-        server = _Server(self._uvicorn_config(app))
+        server = QuietServer(self._uvicorn_config(app))
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.005)
@@ -183,6 +211,7 @@ class _Lifetime:
         seconds = time.monotonic() - self._started
         rpc = await self._serve_grpc(app, shown)
         logger.info("ready after %.1f s: %s at %s://%s:%d", seconds, llm.config.served_model_name, scheme, shown, port)
+        llm.warm_up()
         await _first(self._stop.wait(), llm.dead.wait(), serving)
         if rpc is not None:
             await rpc.drain()
@@ -223,6 +252,10 @@ class _Lifetime:
         return 0 if llm.alive else 1
 
     def _uvicorn_config(self, app: App) -> uvicorn.Config:
+        import uvicorn
+
+        from enginecore.server.http import limited_protocol
+
         args = self._args
         return uvicorn.Config(
             app,
@@ -258,6 +291,9 @@ def _report(ready: ReadyInfo) -> None:
         logger.info("  %s = %s (%s)", setting, value, reason)
     for owner, size in ready.ledger.items():
         logger.info("  memory, %s: %.1f MiB", owner, size / 2**20)
+    if ready.config.pooling is not None:
+        logger.info("  a model for pooling (%s), without a KV cache", ", ".join(ready.config.pooling.tasks))
+        return
     blocks = f"{ready.config.num_blocks} blocks of {ready.config.block_size} tokens"
     logger.info("  KV cache: %s in %s", blocks, ready.config.kv_cache_dtype or "the device's own form")
 

@@ -4,20 +4,28 @@ While a step is captured its kernels are written down and not run; what torch it
 dispatcher: memory comes from one arena and is given back as the step lets go of it, so that a replay touches as little
 memory as the step did; views cost nothing; the few other operations are run again between stretches of the tape. A step
 in which torch does more than that runs eagerly, through the same kernels, with the same bits.
+
+Of many batch sizes the largest and that of one sequence are written down at once, each of the others when it comes up
+for the first time: a third of a second of start-up becomes a hundredth of one step. The largest shows whether there is
+a tape at all and what memory all of them need.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 import mmap
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from enginecore.device.graphs import GraphKey, GraphRunner
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
+
+logger = logging.getLogger(__name__)
 
 #: Batch sizes above run eagerly: what Python costs beside so much work is lost in it.
 LARGEST = 32
@@ -75,15 +83,20 @@ class Arena:
 class Program:
     """Stretches of the tape and, between them, operations of torch: each (where on the tape, what to call).
 
-    `kept` is what the tape's pointers point into, beside the arena.
+    `step` is what it repeats, `kept` what the tape's pointers point into, beside the arena. No `tape`: it is not
+    written down yet, or never will be (`eager`).
     """
 
+    step: Callable[[], Any]
     tape: Any = None
+    eager: bool = False
     torch_calls: list[tuple[int, Callable[[], Any]]] = field(default_factory=list)
     output: Any = None
     kept: Any = None
 
     def run(self) -> Any:
+        if self.eager:
+            return self.step()
         at = 0
         for place, call in self.torch_calls:
             self.tape.run(at, place)
@@ -168,6 +181,8 @@ class CpuGraphs(GraphRunner):
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
         self._arena = Arena()
+        #: Tokens of the largest step on a tape.
+        self._largest = 0
 
     def sizes(self, max_num_seqs: int) -> list[int]:
         return list(range(1, min(max_num_seqs, LARGEST) + 1))
@@ -179,23 +194,35 @@ class CpuGraphs(GraphRunner):
         return sorted(fit, key=lambda key: -key.num_tokens)
 
     def capture(self, key: GraphKey, fn: Callable[..., Any], static_inputs: dict[str, Any]) -> Program:
-        program = Program()
+        program = Program(partial(fn, **static_inputs), kept=(fn, static_inputs))
+        if key.num_tokens == 1 or key.num_tokens >= self._largest:
+            self._record(program)
+            self._largest = max(self._largest, key.num_tokens)
+        return program
+
+    def _record(self, program: Program) -> None:
         self._arena.forget()
         self._kernels.start_tape()
+        tape = None
         try:
             with _Watch(program, self._arena, self._kernels.taped):
-                program.output = fn(**static_inputs)
+                program.output = program.step()
         finally:
-            program.tape = self._kernels.end_tape()
-        program.kept = (fn, static_inputs)
-        return program
+            tape = self._kernels.end_tape()
+        program.tape = tape
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def replay(self, handle: Program) -> Any:
+        if handle.tape is None and not handle.eager:
+            try:
+                self._record(handle)
+            except RuntimeError as error:
+                logger.warning("a batch size runs eagerly, although a larger one could be captured: %s", error)
+                handle.eager = True
         return handle.run()
 
     def memory_bytes(self) -> int:
         return self._arena.nbytes
 
     def release(self) -> None:
-        self._arena = Arena()
+        self._arena, self._largest = Arena(), 0

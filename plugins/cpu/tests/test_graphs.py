@@ -101,3 +101,34 @@ def test_metadata_is_the_static_tensors_themselves():
     tensors = {name: torch.zeros(2, dtype=torch.int32) for name in names}
     common = AttentionMetadata(**tensors, max_query_len=1, max_seq_len=1)
     assert made.attention.build_metadata(common) is common
+
+
+def test_smaller_batches_are_captured_when_they_come_up():
+    made, x = backend(), torch.randn(4, 64)
+    norm, weight = made.ops.get("rms_norm").run, torch.rand(64)
+    calls = []
+
+    def step(x):
+        calls.append(len(x))
+        return norm(x, weight, 1e-6)
+
+    with torch.inference_mode():
+        largest, three, one = (made.graphs.capture(GraphKey(n, n, 1), step, {"x": x[:n]}) for n in (4, 3, 1))
+    assert calls == [4, 1] and three.tape is None
+    size = made.graphs.memory_bytes()
+    for _ in range(2):
+        x.copy_(torch.randn(4, 64))
+        for program, n in ((largest, 4), (three, 3), (one, 1)):
+            assert torch.equal(made.graphs.replay(program), norm(x[:n], weight, 1e-6))
+    assert calls == [4, 1, 3] and made.graphs.memory_bytes() == size
+
+
+def test_a_batch_that_cannot_be_captured_later_runs_eagerly(caplog):
+    made, x = backend(), torch.randn(3, 64)
+    steps = {3: lambda x: x + 1, 2: lambda x: x * float(x.sum())}
+    with torch.inference_mode():
+        _, two = (made.graphs.capture(GraphKey(n, n, 1), steps[n], {"x": x[:n]}) for n in (3, 2))
+    for _ in range(2):
+        x.copy_(torch.randn(3, 64))
+        assert torch.equal(made.graphs.replay(two), steps[2](x[:2]))
+    assert caplog.text.count("runs eagerly") == 1

@@ -45,6 +45,7 @@ def capabilities_of(gpu: Gpu, kernels: Capabilities, *, graphs: bool, world_size
         kv_dtypes=kernels.kv_dtypes - lost,
         graph_support=GraphSupport.UNIFORM_SINGLE_TOKEN_DECODE if graphs else GraphSupport.NEVER,
         pinned_host=True,
+        asynchronous=True,
         unified_memory=gpu.integrated,
         per_process_accounting=True,
         max_world_size=max(1, world_size),
