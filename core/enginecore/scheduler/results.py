@@ -88,13 +88,11 @@ class Results(Lookahead, Pinning, Guesses):
             if forced and row in forced:
                 output.token_ids += forced[row]
                 token = forced[row][-1]
-            if row in logprobs:
-                output.logprobs = [logprobs[row]]
             if taken and row in taken:
-                output.token_ids = chain = taken[row]
-                token = chain[-1]
-                if row in logprobs:
-                    output.logprobs = [logprobs[row], *result.accepted_logprobs[row]][: len(chain)]
+                output.token_ids = taken[row]
+                token = taken[row][-1]
+            if row in logprobs:
+                output.logprobs = [logprobs[row], *result.accepted_logprobs.get(row, ())][: len(output.token_ids)]
             if sequence.prompt_logprobs is not None:
                 output.prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
             if done or slot in many_stops or row in errors:
