@@ -5,6 +5,7 @@
 #   make test             the whole suite                                   ARGS="tests/scheduler -k preempt"
 #   make lint             ruff and mypy
 #   make bench            offline throughput of the built-in workload      MODEL=... DEVICE=... ARGS="--repeat 3"
+#   make bench-growth     plots of how times grow, into docs/plots          MODEL=... ARGS="--repeat 3"
 #   make conformance      the conformance kit against one device            DEVICE=...
 #   make kernels          every Triton kernel compiled, without a GPU        ARGS="--arch sm_90 --op rms_norm"
 #   make grpc             the Python code of the gRPC definition
@@ -14,6 +15,8 @@ MODEL  ?= smollm2-135m
 DEVICE ?= cpu
 PORT   ?= 8000
 ARGS   ?=
+# Numbers of compute threads that bench-growth compares.
+THREADS ?= 1,2
 # Processes that share the test files; every file stays in one of them.
 JOBS   ?= 2
 
@@ -31,7 +34,7 @@ NATIVE   := $(shell find plugins -not -path '*/build/*' \( -name '*.cpp' -o -nam
 INPUTS   := Makefile pyproject.toml constraints.txt $(wildcard plugins/*/pyproject.toml) $(NATIVE)
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve demo test lint format bench conformance kernels docs grpc clean
+.PHONY: help install serve demo test lint format bench bench-growth conformance kernels docs grpc clean
 
 help:
 	@sed -n '2,/^$$/s/^# \{0,1\}//p' Makefile
@@ -63,6 +66,13 @@ format: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/enginecore bench throughput $(MODEL) --device $(DEVICE) $(ARGS)
+
+# Nothing else may run on the machine meanwhile; about five minutes on two cores.
+bench-growth: $(STAMP)
+	@mkdir -p docs/plots
+	$(BIN)/enginecore bench latency $(MODEL) --device $(DEVICE) --kv-cache-memory 1GiB \
+	  --batch-sizes 1,2,4,8,16,32,64,128 --contexts 128,1000,2000,4000,8000 --threads $(THREADS) --output-len 32 \
+	  --repeat 1 --plot docs/plots/growth.svg --json $(ARGS) > docs/plots/growth.json
 
 conformance: $(STAMP)
 	$(BIN)/enginecore conformance --device $(DEVICE) $(ARGS)

@@ -234,6 +234,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_dtype: str = ""
     fuse: bool = True
     strict_ops: bool = False
+    #: Compute threads that the user asked for; None leaves them to the device.
+    num_threads: int | None = None
     copies_blocks: bool = True
     tenant_weights: dict[str, float] = {}
     tenant_cache_floor: float = 0.0

@@ -16,6 +16,7 @@ import pytest
 from enginecore.cli.main import main
 from enginecore.cli.run_batch import SOME_FAILED
 from enginecore.cli.run_batch_file import Files
+from openai.types.chat import ChatCompletion
 
 SIM = ["--device", "sim", "--max-model-len", "256", "--num-blocks", "64", "--served-model-name", "toy"]
 
@@ -59,7 +60,8 @@ def test_the_real_model_says_what_it_says_elsewhere(
     for name, case in cases.items():
         choice = found[name]["body"]["choices"][0]
         assert choice["token_ids"] == case["output_token_ids"][:8], name
-    assert "Paris" in found["chat"]["body"]["choices"][0]["message"]["content"]
+    answer = ChatCompletion.model_validate(found["chat"]["body"])
+    assert "Paris" in (answer.choices[0].message.content or "") and answer.usage is not None
 
 
 def test_standard_streams(smollm2: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:

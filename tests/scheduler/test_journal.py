@@ -57,6 +57,19 @@ def test_time_before_the_queue_is_time_too() -> None:
     assert explain(made, "b")["queued"]["grammar_seconds"] is None
 
 
+def test_a_request_is_queued_from_when_it_was_handed_over() -> None:
+    """It has waited for the step that was underway; a time of another clock is none."""
+    now = [1000.0]
+    made = Harness()
+    made.scheduler = Scheduler(made.config, Journal(clock=lambda: now[0]))
+    made.add(*(request(name, [1, 2], 1) for name in "abc"))
+    for name, at in (("a", 999.5), ("b", 1e9), ("c", 0.0), ("gone", 999.0)):
+        made.scheduler.journal.sent(name, at)
+    now[0] = 1001.0
+    made.run()
+    assert [explain(made, name)["queued"]["seconds"] for name in "abc"] == [1.5, 1.0, 1.0]
+
+
 def test_why_requests_wait() -> None:
     made = harness(max_num_seqs=3, max_num_batched_tokens=8, num_blocks=8, max_model_len=32)
     made.add(request("a", list(range(7)), 3), request("b", [9] * 20, 10), request("c", [8] * 20, 10))

@@ -51,7 +51,7 @@ async def test_what_changes_results_changes_it_and_names_do_not(tmp_path: Path) 
     assert base == await name(model_path=str(tmp_path), served_model_name="other")
     changes: tuple[dict[str, object], ...] = (
         {"dtype": "bfloat16"}, {"enable_prefix_caching": False}, {"seed": 1}, {"quantization": "int8"},
-        {"defaults": {"temperature": 0.5}}, {"template": "{{ messages }}"},
+        {"num_threads": 3}, {"defaults": {"temperature": 0.5}}, {"template": "{{ messages }}"},
     )  # fmt: skip
     changed = [await name(model_path=str(tmp_path), **change) for change in changes]
     (tmp_path / "a.safetensors").write_bytes(b"weightz")

@@ -146,6 +146,35 @@ def perplexity(
     print_report(measure_perplexity(engine, content, window, max_tokens), as_json=as_json)
 
 
+@app.command()
+@with_engine
+def startup(
+    engine: EngineArgs,
+    repeat: Repeat = 5,
+    cold: Annotated[
+        bool,
+        typer.Option(
+            "--cold",
+            help="Before each launch have the system forget the files of Python's packages and of the model, so that "
+            "they come from disk. What other running programs use of them stays in memory.",
+            rich_help_panel=WORK,
+        ),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """A server is launched and stopped again and again: how long until it is healthy, and until its first token?
+
+    Example: enginecore bench startup smollm2-135m --repeat 5
+    """
+    from enginecore.cli.bench_progress import progress_bars
+    from enginecore.cli.bench_report import print_report
+    from enginecore.cli.bench_startup import measure_startup, startup_table
+
+    with progress_bars() as begin:
+        report = measure_startup(engine, repeat, cold=cold, begin=begin)
+    print_report(report, as_json=as_json, lines=startup_table(report))
+
+
 app.command()(bench_online.serve)
 app.command()(bench_online.compare)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ def _sweep_panels(report: dict[str, Any]) -> list[Panel]:
 
 
 def growth_panels(report: Mapping[str, Any]) -> list[tuple[str, list[Panel]]]:
-    """Panels over batch size and over context, each group with the name of its x; a line for each number of threads."""
+    """Panels over batch size and over context, with a line for each number of threads, and over threads, with a line
+    for the smallest and for the largest batch. Each group has the name of its x."""
     rows = report.get("curves") or [{"batch": int(size), **one} for size, one in (report.get("batch") or {}).items()]
     if not rows:
         return []
@@ -77,11 +78,22 @@ def growth_panels(report: Mapping[str, Any]) -> list[tuple[str, list[Panel]]]:
     ):
         kept = [row for row in rows if row.get(fixed) == first[fixed] and row.get(axis) is not None]
         if len({row[axis] for row in kept}) > 1 or (axis == "batch" and len(rows) == len(kept)):
-            groups.append((label, _growth(kept, axis)))
+            groups.append((label, _growth(kept, axis, _named_threads)))
+    counts = {row.get("threads") for row in rows}
+    if len(counts) > 1:
+        kept = [row for row in rows if row.get("context") == first["context"]]
+        sizes = sorted({row["batch"] for row in kept})
+        ends = [row for row in kept if row["batch"] in (sizes[0], sizes[-1])]
+        groups.append(("threads", _growth(ends, "threads", lambda row: f"batch {row['batch']}")))
     return groups
 
 
-def _growth(rows: Sequence[Mapping[str, Any]], axis: str) -> list[Panel]:
+def _named_threads(row: Mapping[str, Any]) -> str:
+    count = row.get("threads")
+    return f"{count} thread{'s' if count > 1 else ''}" if count else ""
+
+
+def _growth(rows: Sequence[Mapping[str, Any]], axis: str, name_of: Callable[[Mapping[str, Any]], str]) -> list[Panel]:
     panels: list[Panel] = []
     for key, title, unit, scale in (
         ("output_tok_per_s", "Throughput", "output tokens/s", 1.0),
@@ -91,9 +103,7 @@ def _growth(rows: Sequence[Mapping[str, Any]], axis: str) -> list[Panel]:
         series: dict[str, list[tuple[float, float]]] = {}
         for row in rows:
             if row.get(key) is not None:
-                count = row.get("threads")
-                name = f"{count} thread{'s' if count > 1 else ''}" if count else ""
-                series.setdefault(name, []).append((float(row[axis]), row[key] * scale))
+                series.setdefault(name_of(row), []).append((float(row[axis]), row[key] * scale))
         if series:
             panels.append((title, unit, {name: sorted(points) for name, points in series.items()}))
     return panels

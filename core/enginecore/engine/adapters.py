@@ -65,8 +65,8 @@ class AdapterRegistry:
                 f"the adapter {name!r} is loaded already", param="lora_name",
                 fix="unload it first, or load it in place (load_inplace)",
             )  # fmt: skip
-        most = self._config.max_cpu_loras
-        if len(self._runner.loaded) + len(self._loads) >= most:
+        most, replaced = self._config.max_cpu_loras, name in self._names
+        if len(self._runner.loaded) + len(self._loads) - replaced >= most:
             raise ParameterError(
                 f"{most} adapters are loaded, those included that unfinished requests still have; no more may be",
                 param="lora_name", fix="unload one, or raise max_cpu_loras",

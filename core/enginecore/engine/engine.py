@@ -145,9 +145,9 @@ class Engine(AdapterCalls):
             return lose_step(self.scheduler, step.flight, error, self.ledger)
         self._graph_replays += result.replayed
         self._eager_steps += not result.replayed
-        outputs = self.scheduler.book(step.flight, result)
         if result.seconds is not None:
             self.clock.spend(result.seconds)
+        outputs = self.scheduler.book(step.flight, result)
         self._publish_events()
         if self.adapters is not None:
             self.adapters.drop_unused()

@@ -82,7 +82,9 @@ class EngineProcess:
 
     def _handle(self, kind: bytes, body: bytes) -> None:
         if kind == channel.ADD:
-            self._engine.add(channel.decode_request(body))
+            request = channel.decode_request(body)
+            self._engine.add(request)
+            self._engine.scheduler.journal.sent(request.request_id, request.arrival_time)
         elif kind == channel.ABORT:
             reason, ids = channel.decode_abort(body)
             if self._engine.abort(ids, reason) and not self._engine.has_work():

@@ -21,6 +21,7 @@ _UNCHANGED = (
     "long_prefill_token_threshold", "block_size", "enable_prefix_caching", "scheduling_policy", "seed", "max_logprobs",
     "fuse", "strict_ops", "tenant_weights", "tenant_cache_floor", "tenant_cache_cap",
     "speculation", "num_speculative_tokens",
+    "fuse", "strict_ops", "tenant_weights", "tenant_cache_floor", "tenant_cache_cap", "num_threads",
 )  # fmt: skip
 
 #: Of the memory that is free, so much may become KV cache where the user named no amount: others grow, too.

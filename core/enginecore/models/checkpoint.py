@@ -54,6 +54,8 @@ class Checkpoint:
         self._direct: dict[str, tuple[TensorSource, str]] = {}
         self._converted: dict[str, Any] = {}
         self._ready: dict[str, torch.Tensor] = {}
+        #: Parameter that is converted -> (pattern, source, key) of what it is made of, in order.
+        self._parts: dict[str, list[tuple[str, TensorSource, str]]] = {}
         self._plan()
         self._check()
 
@@ -100,6 +102,32 @@ class Checkpoint:
         kept = source.read_quantized(key, dtype) if scheme == "int4" and "q4_1" in schemes else None
         return as_blocks(kept) if isinstance(kept, Int4Weight) else None
 
+    def parts_of_experts(self, name: str) -> list[list[tuple[TensorSource, str]]]:
+        """What parameter `name` [X, ...] is stacked from: for each side (gate and up, or down) the tensors of all
+        experts in order. Empty where it is made in another way."""
+        group = self._converted.get(name)
+        made = [type(operation).__name__ for operation in getattr(group, "operations", [])]
+        if made not in (["MergeModulelist"], ["MergeModulelist", "Concatenate"]):
+            return []
+        dims = [operation.dim for operation in group.operations]
+        parts = self._parts[name]
+        patterns = [pattern for pattern in group.source_patterns if any(part[0] == pattern for part in parts)]
+        sides = [[part[1:] for part in parts if part[0] == pattern] for pattern in patterns]
+        fits = dims == [0, 1][: len(dims)] and len(sides) == len(made) and len({len(side) for side in sides}) == 1
+        return sides if fits else []
+
+    def read_kept_part(
+        self, source: TensorSource, key: str, dtype: torch.dtype, schemes: frozenset[str]
+    ) -> Kept | None:
+        """One of `parts_of_experts` as a quantised checkpoint has it, where that is in one of `schemes`."""
+        if not isinstance(source, QuantizedTensors) or source.scheme(key) not in schemes:
+            return None
+        return source.read_quantized(key, dtype)
+
+    def forget(self, name: str) -> None:
+        """Parameter `name` was read in parts."""
+        self._converted.pop(name, None)
+
     def rope_factors(self) -> torch.Tensor | None:
         """Divisors of the rotary frequencies that come with the weights (GGUF files of llama 3)."""
         for source in self.sources:
@@ -137,6 +165,7 @@ class Checkpoint:
             group = self._converted.setdefault(name, copy.deepcopy(converters[pattern]))
             dtype = self.parameters[name].dtype
             group.add_tensor(name, key, pattern, partial(_read, source, key, dtype))
+            self._parts.setdefault(name, []).append((pattern, source, key))
 
     def _check(self) -> None:
         for name, (source, key) in self._direct.items():

@@ -2,12 +2,13 @@
 
 One step runs over flat [T, E] rows, and each layer is nine calls: norm (with the residual added), QKV in one product,
 rotary in place, cache write, paged attention, output product, norm, gate and up in one product, activation, down.
+Where a weight has them so, a norm or an activation and the product behind it are one call (`layers/prepared.py`).
 It must give what the unfused path gives; a class is on the list below because a test holds it to that.
 
 Only rows whose logits are wanted go on after the last attention.
 
 Shape suffixes: T tokens, E hidden size, H query heads, K key-value heads, D head size, J = H + 2K, R rows of logits,
-V vocabulary, P positions, N rotary dimensions.
+V vocabulary, P positions, N rotary dimensions, F intermediate size, X = J * D.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import torch
 import torch.nn.functional as F
 
 from enginecore.device.attention import AttentionBackend, AttentionMetadata, AttentionParams
+from enginecore.layers.prepared import NormedLinear, activated_linear, normed_linear
 from enginecore.models.bridge import AttentionCall
 from enginecore.models.materialize import Materializer, restore_buffers
 from enginecore.models.skeleton import Skeleton
@@ -113,13 +115,21 @@ class FusedDecoder:
         self._rms_norm = ops.get("rms_norm", dtype)
         self._add_rms_norm = ops.get("fused_add_rms_norm", dtype)
         self._rotary = ops.get("rotary_embedding", dtype)
-        self._activation = ops.get(activation, dtype)
+        run_activation = ops.get(activation, dtype)
+
+        def normed(packed: Any, weight_E: torch.Tensor) -> NormedLinear:
+            return normed_linear(packed, weight_E, eps, self._rms_norm, self._add_rms_norm)
+
         # Tuples unpack faster than attributes are looked up, and this is the hot path.
         self._layers = [
             (
-                (layer.input_norm_E, layer.qkv, layer.q_norm_D, layer.k_norm_D, layer.rotates, layer.params),
+                (normed(layer.qkv, layer.input_norm_E), layer.q_norm_D, layer.k_norm_D, layer.rotates, layer.params),
                 (attention.reshape_and_cache, attention.forward),
-                (layer.out, layer.post_norm_E, layer.gate_up, layer.down),
+                (
+                    layer.out,
+                    normed(layer.gate_up, layer.post_norm_E),
+                    activated_linear(layer.down, activation, run_activation),
+                ),
             )
             for layer, attention in zip(layers, attentions, strict=True)
         ]
@@ -132,23 +142,19 @@ class FusedDecoder:
         kv_caches: list[torch.Tensor],
         logits_indices_R: torch.Tensor,
     ) -> torch.Tensor:
-        rms_norm, add_rms_norm, activation = self._rms_norm, self._add_rms_norm, self._activation
-        rotary, cos_sin_PN, eps, qk_eps = self._rotary, self._cos_sin_PN, self._eps, self._qk_eps
+        rms_norm, rotary, cos_sin_PN, qk_eps = self._rms_norm, self._rotary, self._cos_sin_PN, self._qk_eps
         slots = metadata.slot_mapping
         splits, heads, head_size = self._splits, self._heads, self._head_size
         num_tokens, last = input_ids_T.shape[0], len(self._layers) - 1
         wanted = logits_indices_R.shape[0]
 
         x_TE: torch.Tensor = self._embed(input_ids_T)
-        residual_TE = None
+        residual_TE: torch.Tensor | None = None
         for index, (first, (write, attend), second) in enumerate(self._layers):
-            input_norm, qkv, q_norm, k_norm, rotates, params = first
-            out, post_norm, gate_up, down = second
-            if residual_TE is None:
-                residual_TE, x_TE = x_TE, rms_norm(x_TE, input_norm, eps)
-            else:
-                x_TE, residual_TE = add_rms_norm(x_TE, residual_TE, input_norm, eps)
-            query, key, value = qkv(x_TE).view(num_tokens, heads, head_size).split_with_sizes(splits, 1)
+            qkv, q_norm, k_norm, rotates, params = first
+            out, gate_up, down = second
+            qkv_TX, residual_TE = qkv(x_TE, residual_TE)
+            query, key, value = qkv_TX.view(num_tokens, heads, head_size).split_with_sizes(splits, 1)
             if q_norm is not None:
                 query, key = rms_norm(query, q_norm, qk_eps), rms_norm(key, k_norm, qk_eps)
             if rotates:
@@ -160,9 +166,9 @@ class FusedDecoder:
                 if wanted == 0:  # a chunk of a prompt: its keys and values are cached, and that is all it is for
                     return x_TE.new_empty((0, self._head.out_features), dtype=torch.float32)
                 x_TE, residual_TE = x_TE[logits_indices_R], residual_TE[logits_indices_R]
-            x_TE, residual_TE = add_rms_norm(out(x_TE), residual_TE, post_norm, eps)
-            x_TE = down(activation(gate_up(x_TE)))
-        x_RE, _ = add_rms_norm(x_TE, residual_TE, self._final_norm_E, eps)
+            x_T2F, residual_TE = gate_up(out(x_TE), residual_TE)
+            x_TE = down(x_T2F)
+        x_RE, _ = self._add_rms_norm(x_TE, residual_TE, self._final_norm_E, self._eps)
         if wanted == num_tokens:
             x_RE = x_RE[logits_indices_R]
         return self._logits(x_RE)

@@ -20,6 +20,7 @@ from enginecore.errors import ModelError
 from enginecore.layers.latent import absorb_latents
 from enginecore.models.bridge import BridgedModel
 from enginecore.models.checkpoint import Checkpoint
+from enginecore.models.expert_loading import load_experts
 from enginecore.models.fusion import load_fused, why_not_fused
 from enginecore.models.inspect import ModelShape, inspect_meta
 from enginecore.models.kv_scales import attention_of_calls, read_kv_scales
@@ -146,6 +147,7 @@ def load_model(
         implementation = load_fused(model, shape.calls, weights, attentions, ops, dtype, positions)
     else:
         logger.info("%s runs unfused: %s", shape.model_class, obstacle)
+        load_experts(model, weights, ops, dtype)
         materialize(model, weights)
         weights.bytes += absorb_latents(model)
         implementation = BridgedModel(model, attentions, shape.calls, _latent_ops(shape, ops, dtype))

@@ -40,6 +40,12 @@ class Ops:
             chosen = self._chosen[key] = self._choose(query)
         return chosen
 
+    def native(self, op: str, dtype: str | None = None, **attributes: Any) -> Callable[..., Any] | None:
+        """The backend's own function for a use of `op`, as `get` gives it; None where that would be the reference."""
+        impl = self._table.get(op) if self._table is not None else None
+        query = OpQuery(op=op, dtype=dtype or self._dtype, attributes=attributes)
+        return None if impl is None or not impl.supports(query) else self.get(op, dtype, **attributes)
+
     def __getattr__(self, op: str) -> Callable[..., Any]:
         if op.startswith("_"):
             raise AttributeError(op)

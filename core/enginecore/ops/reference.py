@@ -111,6 +111,7 @@ REFERENCE: dict[str, Callable[..., Any]] = {
     "sampling_probabilities": sampling_probabilities,
     "rejection_sample": rejection_sample,
     "moe_experts": moe_experts,
+    "quantized_experts": moe_experts,
     "latent_cache": latent_cache,
     "latent_attention": latent_attention,
     "lora_shrink": lora_shrink,

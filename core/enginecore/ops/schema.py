@@ -48,7 +48,9 @@ _OPS = (
         "(ops/int4.py) or ScaledWeight (ops/scaled.py) instead has a scheme that the backend claims in "
         "Capabilities.quantizations. The result is called as packed(x_TI) -> y_TO (x.dtype), has rows(ids_T) -> [T, I] "
         "(rows of the original weight, so that a tied embedding needs one copy), `nbytes`, `in_features` and "
-        "`out_features`.",
+        "`out_features`. It may have normed(x_TI, residual_TI | None, weight_I, eps) -> (y_TO, s_TI), the product of "
+        "rms_norm(s) and s = x + residual (or x), and activated(x_T2I, activation) -> y_TO, the product of that op's "
+        "result: the same bits as op and product in turn, faster. normed may overwrite residual.",
     ),
     OpSchema(
         "sample",
@@ -78,6 +80,14 @@ _OPS = (
         "(x_TE, expert_ids_TK, expert_weights_TK, gate_up_X2FE, down_XEF, activation: str) -> out_TE",
         "The sum over a token's experts of weight * down(act(gate) * up); activation silu, gelu or gelu_tanh. An id of "
         "-1 adds nothing. float32 weights of experts.",
+    ),
+    OpSchema(
+        "quantized_experts",
+        "(x_TE, expert_ids_TK, expert_weights_TK, gate_up: ExpertWeights, down: ExpertWeights, activation: str) -> "
+        "out_TE",
+        "moe_experts with weights that stay packed (ops/expert_weights.py), in schemes that the backend claims in "
+        "Capabilities.quantizations. Activations may be put in the weights' eight bits. Uses are asked about with "
+        "ExpertWeights.attributes(); where the backend has no kernel for one, experts are unpacked at load.",
     ),
     OpSchema(
         "latent_cache",

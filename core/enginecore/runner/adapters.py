@@ -29,13 +29,15 @@ class RunnerAdapters:
     def place(self, plan: StepPlan) -> None:
         """What the plan wants in the slots."""
         for slot, key in plan.adapters:
-            self.slots.fill(slot, self.loaded[key])
+            adapter = self.loaded.get(key)
+            if adapter is not None:  # else it was let go after the plan was made: whoever wanted it is gone, too
+                self.slots.fill(slot, adapter)
             self._slot_of = {other: at for other, at in self._slot_of.items() if at != slot} | {key: slot}
 
     def enter(self, new: NewRequest) -> None:
         """A sequence has come into a slot for sequences."""
         adapter = new.request.adapter
-        self._adapter_S[new.slot] = -1 if adapter is None else self._slot_of[adapter]
+        self._adapter_S[new.slot] = -1 if adapter is None else self._slot_of.get(adapter, -1)
 
     def begin(self, plan: StepPlan, logits_indices: np.ndarray) -> None:
         """Before the model runs the plan."""

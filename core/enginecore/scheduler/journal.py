@@ -23,6 +23,8 @@ NOTHING_WAITS, BUDGET, SLOTS, BLOCKS, PREEMPTED, LIFTING = range(len(REASONS))
 #: Steps of a request that are told one by one.
 MAX_TOLD_STEPS = 1024
 
+#: A request is not on its way to the engine for longer.
+MAX_HANDOVER_S = 600.0
 #: Evicted blocks that are remembered, for the reason why a prefix was not found.
 MAX_EVICTED = 65_536
 
@@ -74,6 +76,13 @@ class Journal:
         self._entries[request_id] = Entry(request_id, num_prompt, self.clock(), self._step_no)
         if len(self._entries) > self._keep:
             del self._entries[next(iter(self._entries))]
+
+    def sent(self, request_id: str, at: float) -> None:
+        """The frontend handed the request over at that time, and it has waited for the step that was underway. A time
+        that cannot be is none of this clock's."""
+        entry = self._entries.get(request_id)
+        if entry is not None and 0 < entry.arrived - at < MAX_HANDOVER_S:
+            entry.arrived = at
 
     def held(self, request_id: str, since: float) -> None:
         """Before it arrived here the request has waited for its grammar, since that time."""

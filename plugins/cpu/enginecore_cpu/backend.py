@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from typing import Any
 
 import torch
@@ -30,7 +31,10 @@ class CpuBackend(Backend):
     collective_backend = "gloo"
 
     def __init__(self, ctx: BackendContext) -> None:
-        self.num_threads = ctx.num_threads or system.cpu_budget().threads
+        budget = system.cpu_budget(ctx.num_threads)
+        self.num_threads = budget.threads
+        #: Where this thread ran before it was bound to one NUMA node, None where it was not.
+        self._unbound = _bind(budget.cpus)
         wanted = ctx.options.get("kernels")
         module = None if wanted == "torch" else native.load()
         if wanted == "native" and module is None:
@@ -73,4 +77,19 @@ class CpuBackend(Backend):
         torch.manual_seed(seed)
 
     def shutdown(self) -> None:
+        if self._unbound is not None:
+            _bind(tuple(self._unbound))
+            self._unbound = None
+
+
+def _bind(cpus: tuple[int, ...]) -> set[int] | None:
+    """Keep this thread, and those that it starts, to `cpus`: what they touch first then lies in memory near those.
+    Returns where it ran before; None when nothing is changed."""
+    if not cpus or not hasattr(os, "sched_setaffinity"):
         return None
+    before = os.sched_getaffinity(0)
+    try:
+        os.sched_setaffinity(0, cpus)
+    except OSError:  # not allowed here: the system places threads as it likes
+        return None
+    return before

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 #: A cache larger than this share of the machine would push out the page cache that the weights are read through.
 MEMORY_UTILIZATION = 0.4
+#: Tokens a step. With twice as many the rows between two products no longer stay in the second-level caches (int8: 9
+#: percent less throughput), and a prompt holds up its neighbours' next tokens for twice as long; with half as many the
+#: weights are read once more for too few rows.
+BATCHED_TOKENS = 256
 
 REINSTALL = (
     "install a C++17 compiler (g++ or clang++) and Python's headers, "
@@ -77,7 +81,7 @@ def enginecore_create_backend(ctx: BackendContext) -> Backend:
 @hookimpl
 def enginecore_config_defaults(ctx: ConfigContext) -> dict[str, Any]:
     return {
-        "max_num_batched_tokens": 512,
+        "max_num_batched_tokens": BATCHED_TOKENS,
         "max_num_seqs": 128,
         "memory_utilization": MEMORY_UTILIZATION,
         "dtype": "bfloat16" if system.has_bfloat16() else "float32",

@@ -27,11 +27,13 @@ _UNLIMITED = 1 << 60
 
 @dataclass(frozen=True)
 class CpuBudget:
-    """`threads` to run, why (`source`), and how many processors the host has."""
+    """`threads` to run, why (`source`), and how many processors the host has. `cpus`, where there are any, are the
+    processors to keep to."""
 
     threads: int
     source: str
     host: int
+    cpus: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,16 +136,45 @@ def _physical_cores(cpus: set[int]) -> int:
     return len(cores)
 
 
-def cpu_budget() -> CpuBudget:
-    """How many compute threads to run: physical cores of the affinity mask, capped by the cgroup's quota."""
+def _cpu_list(text: str | None) -> set[int]:
+    """{0, 1, 2, 8} from "0-2,8", as files of /sys list processors and nodes."""
+    found: set[int] = set()
+    for part in (text or "").strip().split(","):
+        first, _, last = part.partition("-")
+        if first.isdigit() and (last or first).isdigit():
+            found |= set(range(int(first), int(last or first) + 1))
+    return found
+
+
+def _memory_nodes(cpus: set[int]) -> list[set[int]]:
+    """Those of `cpus` that are near each part of the memory (NUMA), without parts that have none of them."""
+    root = "/sys/devices/system/node"
+    nodes = [
+        _cpu_list(_read(f"{root}/node{node}/cpulist")) & cpus for node in sorted(_cpu_list(_read(f"{root}/online")))
+    ]
+    return [node for node in nodes if node]
+
+
+def cpu_budget(wanted: int | None = None) -> CpuBudget:
+    """How many compute threads to run, and where: physical cores of the affinity mask, of one NUMA node if there are
+    several, capped by the cgroup's quota. Decoding reads all weights for each token, and another node's memory is slow
+    to read. `wanted` threads, when the user names a number, stay on one node as long as it has so many cores."""
     host = os.cpu_count() or 1
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(host))
     threads = _physical_cores(cpus)
     source = "physical cores" if len(cpus) == host else "affinity mask"
+    nodes, near = _memory_nodes(cpus), set[int]()
+    if len(nodes) > 1:
+        largest = max(nodes, key=lambda node: (_physical_cores(node), -min(node)))
+        cores = _physical_cores(largest)
+        if wanted is None or wanted <= cores:
+            threads, near, source = cores, largest, f"cores of one of {len(nodes)} NUMA nodes"
     quota = _cpu_quota()
     if quota is not None and quota < threads:
         threads, source = max(1, math.floor(quota)), f"cgroup quota of {quota:g} processors"
-    return CpuBudget(max(1, threads), source, host)
+    if wanted is not None:
+        threads, source = wanted, "as asked for"
+    return CpuBudget(max(1, threads), source, host, tuple(sorted(near)))
 
 
 def _cgroup_memory() -> tuple[int, int, str] | None:

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "drivers.hpp"
+#include "products.hpp"
 #include "tape.hpp"
 #include "tensor.hpp"
 
@@ -42,104 +43,6 @@ CacheView cache_view(nb::handle object, int head_size, const char* name) {
 void require_heads(const Tensor& t, const char* name) {
   require(t.stride[2] == 1 || t.shape[2] == 1, name, "must be contiguous in its last dimension");
 }
-
-class Linear {
- public:
-  Linear(Pool& pool, const Isa& isa, Arena& arena, const Desk& desk, nb::handle weight, nb::handle bias)
-      : pool_(pool), isa_(isa), desk_(desk) {
-    const Tensor w = view(weight, "weight", 2);
-    const DType dtype = float_type(w, "weight");
-    require(w.shape[0] > 0 && w.shape[1] > 0, "weight", "must not be empty");
-    require(w.stride[1] == 1 || w.shape[1] == 1, "weight", "must be contiguous in its last dimension");
-    packed_ = std::make_unique<PackedWeight>(arena, w.shape[0], w.shape[1], dtype);
-    if (!bias.is_none()) {
-      const Tensor b = view(bias, "bias", 1, Kind::kFloat32);
-      require(b.shape[0] == w.shape[0] && b.contiguous(), "bias", "must be contiguous, one value for each output");
-      packed_->bias.assign(b.as<float>(), b.as<float>() + b.shape[0]);
-    }
-    nb::gil_scoped_release release;
-    packed_->pack(pool_, w.data, w.stride[0] * w.item());
-  }
-
-  void run(nb::handle x_object, nb::handle y_object) const {
-    const Tensor x = view(x_object, "x"), y = view(y_object, "y");
-    const Rows in = as_rows(x, "x"), out = as_rows(y, "y");
-    const PackedWeight& w = *packed_;
-    require(in.width == w.K, "x", "has the wrong number of features");
-    require(out.width == w.N && out.rows == in.rows, "y", "has the wrong shape");
-    const DType dtype = float_type(x, "x");
-    if (dtype != w.dtype) throw nb::type_error("x must have the weight's dtype");
-    require(y.kind == Kind::kFloat32 || y.kind == x.kind, "y", "must be float32 or have x's dtype");
-    const bool y_float32 = y.kind == Kind::kFloat32;
-    desk_.put([this, in, out, y_float32] { run_linear(pool_, isa_, *packed_, in.data, in.stride, in.rows, out.data, out.stride, y_float32); });
-  }
-
-  void rows(nb::handle ids_object, nb::handle out_object) const {
-    const Tensor ids = view(ids_object, "ids"), out = view(out_object, "out");
-    require(ids.kind == Kind::kInt64 && ids.contiguous(), "ids", "must be contiguous int64");
-    require(out.contiguous() && out.numel() == ids.numel() * packed_->K, "out", "has the wrong shape");
-    require(float_type(out, "out") == packed_->dtype, "out", "must have the weight's dtype");
-    desk_.put([this, ids, out] { packed_->rows(pool_, ids.as<int64_t>(), ids.numel(), out.data); });
-  }
-
-  int64_t in_features() const { return packed_->K; }
-  int64_t out_features() const { return packed_->N; }
-  int64_t nbytes() const { return packed_->bytes() + int64_t(packed_->bias.size() * 4); }
-
- private:
-  Pool& pool_;
-  const Isa& isa_;
-  const Desk& desk_;
-  std::unique_ptr<PackedWeight> packed_;
-};
-
-class QuantLinear {
- public:
-  QuantLinear(Pool& pool, const Isa& isa, Arena& arena, const Desk& desk, const std::string& scheme, nb::handle blocks, int64_t inputs,
-              nb::handle bias)
-      : pool_(pool), isa_(isa), desk_(desk) {
-    const Tensor w = view(blocks, "blocks", 2, Kind::kUInt8);
-    require(w.shape[0] > 0 && inputs > 0 && inputs % kBlock == 0, "blocks", "must hold whole blocks of 32 inputs");
-    packed_ = std::make_unique<QuantWeight>(arena, scheme, w.shape[0], inputs);
-    require(w.shape[1] == packed_->row_bytes && w.stride[1] == 1, "blocks", "has rows of another size");
-    if (!bias.is_none()) {
-      const Tensor b = view(bias, "bias", 1, Kind::kFloat32);
-      require(b.shape[0] == w.shape[0] && b.contiguous(), "bias", "must be contiguous, one value for each output");
-      packed_->bias.assign(b.as<float>(), b.as<float>() + b.shape[0]);
-    }
-    nb::gil_scoped_release release;
-    packed_->pack(pool_, w.data, w.stride[0]);
-  }
-
-  void run(nb::handle x_object, nb::handle y_object) const {
-    const Tensor x = view(x_object, "x"), y = view(y_object, "y");
-    const Rows in = as_rows(x, "x"), out = as_rows(y, "y");
-    require(in.width == packed_->K, "x", "has the wrong number of features");
-    require(out.width == packed_->N && out.rows == in.rows, "y", "has the wrong shape");
-    const DType x_type = float_type(x, "x"), y_type = float_type(y, "y");
-    desk_.put([this, in, out, x_type, y_type] {
-      run_quant(pool_, isa_, *packed_, in.data, in.stride, x_type, in.rows, out.data, out.stride, y_type);
-    });
-  }
-
-  void rows(nb::handle ids_object, nb::handle out_object) const {
-    const Tensor ids = view(ids_object, "ids"), out = view(out_object, "out");
-    require(ids.kind == Kind::kInt64 && ids.contiguous(), "ids", "must be contiguous int64");
-    require(out.contiguous() && out.numel() == ids.numel() * packed_->K, "out", "has the wrong shape");
-    const DType dtype = float_type(out, "out");
-    desk_.put([this, ids, out, dtype] { packed_->rows(pool_, ids.as<int64_t>(), ids.numel(), out.data, dtype); });
-  }
-
-  int64_t in_features() const { return packed_->K; }
-  int64_t out_features() const { return packed_->N; }
-  int64_t nbytes() const { return packed_->bytes() + int64_t(packed_->bias.size() * 4); }
-
- private:
-  Pool& pool_;
-  const Isa& isa_;
-  const Desk& desk_;
-  std::unique_ptr<QuantWeight> packed_;
-};
 
 class Kernels {
  public:
@@ -205,12 +108,10 @@ class Kernels {
 
   void gate(nb::handle x_object, nb::handle out_object, int kind) {
     const Tensor x = view(x_object, "x"), out = view(out_object, "out");
-    const Rows in = as_rows(x, "x");
-    require(in.width % 2 == 0, "x", "must have an even number of features");
-    require(kind >= 0 && kind <= 2, "kind", "is unknown");
-    require(out.contiguous() && out.kind == x.kind && out.numel() == in.rows * in.width / 2, "out", "has the wrong shape");
-    const GateArgs a{in.data, in.stride, out.data, in.width / 2, Activation(kind), float_type(x, "x")};
-    const int64_t rows = in.rows;
+    int64_t rows;
+    GateArgs a = gate_args(x, kind, &rows);
+    require(out.contiguous() && out.kind == x.kind && out.numel() == rows * a.F, "out", "has the wrong shape");
+    a.out = out.data;
     desk_.put([this, a, rows] { run_gate(pool_, isa_, a, rows); });
   }
 
@@ -354,18 +255,11 @@ class Kernels {
 
  private:
   void norm(const Tensor& x, const Tensor* residual, nb::handle weight_object, nb::handle out_object, double eps) {
-    const Tensor weight = view(weight_object, "weight", 1), out = view(out_object, "out");
-    const NestedRows in = as_nested_rows(x, "x");
-    require(weight.shape[0] == in.width && weight.contiguous(), "weight", "must be contiguous, one value a feature");
-    require(out.contiguous() && out.kind == x.kind && out.numel() == in.rows * in.width, "out", "has the wrong shape");
-    NormArgs a{in.data, in.inner_stride, in.inner_count, in.outer_stride, nullptr, 0, weight.data, out.data, in.width, float(eps), float_type(x, "x"), float_type(weight, "weight")};
-    if (residual) {
-      const Rows r = as_rows(*residual, "residual");
-      require(r.rows == in.rows && r.width == in.width, "residual", "must have x's shape");
-      a.residual = r.data;
-      a.residual_stride = r.stride;
-    }
-    const int64_t rows = in.rows;
+    const Tensor out = view(out_object, "out");
+    int64_t rows;
+    NormArgs a = norm_args(x, residual, weight_object, eps, &rows);
+    require(out.contiguous() && out.kind == x.kind && out.numel() == rows * a.E, "out", "has the wrong shape");
+    a.out = out.data;
     desk_.put([this, a, rows] { run_norm(pool_, isa_, a, rows); });
   }
 
@@ -402,6 +296,9 @@ NB_MODULE(_native, m) {
       .def_prop_ro("nbytes", &Linear::nbytes);
   nb::class_<QuantLinear>(m, "QuantLinear")
       .def("run", &QuantLinear::run, "y = x w^T + bias")
+      .def("run_normed", &QuantLinear::run_normed, nb::arg("x"), nb::arg("residual").none(), nb::arg("weight"), nb::arg("eps"), nb::arg("y"),
+           "y = rms_norm(x) w^T + bias; with a residual, x is added to that first")
+      .def("run_gated", &QuantLinear::run_gated, nb::arg("x"), nb::arg("kind"), nb::arg("y"), "y = act(x1) * x2 w^T + bias")
       .def("rows", &QuantLinear::rows)
       .def_prop_ro("in_features", &QuantLinear::in_features)
       .def_prop_ro("out_features", &QuantLinear::out_features)

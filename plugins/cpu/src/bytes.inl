@@ -11,12 +11,8 @@ struct ByteTile {
   const float* bias;
   char* y;
   int64_t columns;
-  const char* ahead;  // lines of the next panels to bring near, or null
+  NearPanels ahead;
 };
-
-EC_INLINE void fetch_ahead(const char* from, int lines) {
-  for (int line = 0; line < lines; ++line) __builtin_prefetch(from + line * 64, 0, 2);
-}
 
 // `Steps`: lines of 4 inputs in a group.
 template <int Steps, int R, int P> void byte_tile(const QuantArgs& a, const ByteTile& t) {
@@ -24,15 +20,12 @@ template <int Steps, int R, int P> void byte_tile(const QuantArgs& a, const Byte
   vf acc[R][P];
   EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = vset(0.0f);
   const char* w = t.w;
-  const char* ahead = t.ahead;
+  NearPanels ahead = t.ahead;
   for (int64_t g = 0; g < a.blocks; ++g) {
     const int8_t* x = t.x + g * Steps * 4;
     vi sum[R][P];
     EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) sum[r][p] = vseti(t.groups[r * a.blocks + g].start);
-    if (ahead) {
-      fetch_ahead(ahead, Steps);
-      ahead += Steps * 64;
-    }
+    fetch_panels<P, Steps * 64>(ahead, t.w, panel_bytes, g, a.blocks);
     EC_UNROLL for (int s = 0; s < Steps; ++s) {
       vu codes[P];
       EC_UNROLL for (int p = 0; p < P; ++p) codes[p] = vloadu(w + p * panel_bytes + 64 * s);
@@ -87,11 +80,7 @@ void byte_linear(const QuantArgs& a, int64_t m0, int64_t m1, int64_t panel0, int
   for (int64_t panel = panel0; panel < panel1;) {
     const int64_t left = panel1 - panel, panels = left < group ? left : group;
     const char* w = a.w + panel * a.panel_bytes;
-    const char* next = w + panels * a.panel_bytes;
-    const int64_t next_panels = left - panels < group ? left - panels : group;
-    if (tiles == 1)
-      for (int64_t p = 0; p < next_panels; ++p)
-        for (int64_t byte = 0; byte < 1024 && byte < a.panel_bytes; byte += 64) __builtin_prefetch(next + p * a.panel_bytes + byte, 0, 2);
+    const int64_t following = left - panels < group ? left - panels : group;
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t r0 = m0 + rows * i / tiles, r1 = m0 + rows * (i + 1) / tiles;
       const int count = int(r1 - r0), width = quant_panels(count);
@@ -101,7 +90,7 @@ void byte_linear(const QuantArgs& a, int64_t m0, int64_t m1, int64_t panel0, int
         const int64_t column = (panel + p) * kPanel;
         const ByteTile tile{a.x + r0 * inputs, a.scales + r0 * a.blocks, w + p * a.panel_bytes, a.bias ? a.bias + column : nullptr,
                             a.y + r0 * a.y_stride + column * (a.y_type == DType::kFloat32 ? 4 : 2), a.N - column,
-                            tiles > 1 && i < next_panels ? next + i * a.panel_bytes : nullptr};
+                            near_panels(w + panels * a.panel_bytes, following, a.panel_bytes, a.blocks, i, tiles)};
         (a.group == 64 ? byte_tile_of<16>(count, full) : byte_tile_of<8>(count, full))(a, tile);
         p += full ? width : 1;
       }

@@ -80,8 +80,18 @@ struct QuantWeight {
   void pack_panel(int64_t panel, const char* source, int64_t stride);
 };
 
+// Where a product goes.
+struct Product {
+  char* y;
+  int64_t y_stride;  // bytes between rows
+  DType y_type;
+  int64_t rows;
+};
 void run_quant(Pool& pool, const Isa& isa, const QuantWeight& weight, const char* x, int64_t x_stride, DType x_type,
-               int64_t rows, char* y, int64_t y_stride, DType y_type);
+               const Product& to);
+// The product of the rows that a norm or a gated activation would have stored.
+void run_quant_norm(Pool& pool, const Isa& isa, const QuantWeight& weight, const NormArgs& norm, const Product& to);
+void run_quant_gate(Pool& pool, const Isa& isa, const QuantWeight& weight, const GateArgs& gate, const Product& to);
 
 struct AttentionBatch {
   int64_t sequences, tokens, table_width, query_heads;

@@ -12,7 +12,7 @@
 #include "cache.inl"
 
 namespace EC_ISA {
-static const Isa kTable = {EC_NAME, linear,  quantize, quant_linear, byte_linear, attention,    attention_merge, cache_write,
-                           norm,    rotary,  gate,     arg_max,      exp_row,      collect,         measure_read,
+static const Isa kTable = {EC_NAME, linear, quantize, norm_quantize, gate_quantize, quant_linear, byte_linear, attention,
+                           attention_merge, cache_write, norm, rotary, gate, arg_max, exp_row, collect, measure_read,
                            measure_matrix};
 }

@@ -43,13 +43,18 @@ struct RowBlock {
   float weighted;
 };
 
+// Rows in signed bytes, in groups of 32 or 64 inputs.
+struct RowCodes {
+  int8_t* codes;     // [M][blocks][group]
+  RowBlock* scales;  // [M][blocks]
+  int64_t blocks, group;
+  int32_t offset;
+};
+
 struct QuantizeArgs {
   const char* x;
   int64_t x_stride;  // bytes between rows
-  int8_t* codes;     // [M][blocks][group]
-  RowBlock* scales;  // [M][blocks]
-  int64_t blocks, group;  // inputs of a block: 32 or 64
-  int32_t offset;
+  RowCodes to;
   DType dtype;
 };
 
@@ -165,6 +170,9 @@ struct Isa {
   const char* name;
   void (*linear)(const LinearArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
   void (*quantize)(const QuantizeArgs&, int64_t m0, int64_t m1);
+  // The same of what `norm` and `gate` would store, which is not stored.
+  void (*norm_quantize)(const NormArgs&, const RowCodes&, int64_t t0, int64_t t1);
+  void (*gate_quantize)(const GateArgs&, const RowCodes&, int64_t t0, int64_t t1);
   void (*quant_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
   void (*byte_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
   // `near`: this thread named the item as its `next` before, so its first keys are on their way.

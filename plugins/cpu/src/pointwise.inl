@@ -2,45 +2,75 @@
 namespace EC_ISA {
 namespace {
 
-template <class T, class W> void norm_rows(const NormArgs& a, int64_t t0, int64_t t1) {
-  const W* weight = reinterpret_cast<const W*>(a.weight);
+// Row t: adds the residual where there is one, and returns 1 / sqrt(mean square + eps) of the sum.
+template <class T> EC_INLINE float norm_scale(const NormArgs& a, const T* x, T* residual) {
+  const auto square = [&](int64_t e, vf sum) {
+    const int n = a.E - e < kLanes ? int(a.E - e) : kLanes;
+    vf v = vload_n(x + e, n);
+    if (residual) {
+      v = round_to<T>(v + vload_n(residual + e, n));  // what later layers will read
+      vstore_n(residual + e, v, n);
+    }
+    return fma(v, v, sum);
+  };
+  vf sum0 = vset(0.0f), sum1 = sum0;
+  int64_t e = 0;
+  for (; e + kLanes < a.E; e += 2 * kLanes) {
+    sum0 = square(e, sum0);
+    sum1 = square(e + kLanes, sum1);
+  }
+  if (e < a.E) sum0 = square(e, sum0);
+  return 1.0f / __builtin_sqrtf(hsum(sum0 + sum1) / float(a.E) + a.eps);
+}
+
+// Calls `row(t, source, scale)` for each row: its result is source * scale * weight.
+template <class T, class Row> EC_INLINE void norm_each(const NormArgs& a, int64_t t0, int64_t t1, const Row& row) {
   for (int64_t t = t0; t < t1; ++t) {
     const T* x = reinterpret_cast<const T*>(a.x + t / a.x_inner * a.x_outer + t % a.x_inner * a.x_stride);
     T* residual = a.residual ? reinterpret_cast<T*>(a.residual + t * a.residual_stride) : nullptr;
+    const float scale = norm_scale<T>(a, x, residual);
+    row(t, residual ? residual : x, scale);
+  }
+}
+
+template <class T, class W> void norm_rows(const NormArgs& a, int64_t t0, int64_t t1) {
+  const W* weight = reinterpret_cast<const W*>(a.weight);
+  norm_each<T>(a, t0, t1, [&](int64_t t, const T* source, float scale) {
     T* out = reinterpret_cast<T*>(a.out) + t * a.E;
-    const auto square = [&](int64_t e, vf sum) {
-      const int n = a.E - e < kLanes ? int(a.E - e) : kLanes;
-      vf v = vload_n(x + e, n);
-      if (residual) {
-        v = round_to<T>(v + vload_n(residual + e, n));  // what later layers will read
-        vstore_n(residual + e, v, n);
-      }
-      return fma(v, v, sum);
-    };
-    vf sum0 = vset(0.0f), sum1 = sum0;
-    int64_t e = 0;
-    for (; e + kLanes < a.E; e += 2 * kLanes) {
-      sum0 = square(e, sum0);
-      sum1 = square(e + kLanes, sum1);
-    }
-    if (e < a.E) sum0 = square(e, sum0);
-    const float scale = 1.0f / __builtin_sqrtf(hsum(sum0 + sum1) / float(a.E) + a.eps);
-    const T* source = residual ? residual : x;
-    for (e = 0; e < a.E; e += kLanes) {
+    for (int64_t e = 0; e < a.E; e += kLanes) {
       const int n = a.E - e < kLanes ? int(a.E - e) : kLanes;
       vstore_n(out + e, vload_n(source + e, n) * vset(scale) * vload_n(weight + e, n), n);
     }
+  });
+}
+
+template <class T, class W, int Group> void norm_quantize_rows(const NormArgs& a, const RowCodes& to, int64_t t0, int64_t t1) {
+  const W* weight = reinterpret_cast<const W*>(a.weight);
+  norm_each<T>(a, t0, t1, [&](int64_t t, const T* source, float scale) {
+    quantize_row<Group>(to, t, [&](int64_t e) { return round_to<T>(vload(source + e) * vset(scale) * vload(weight + e)); });
+  });
+}
+
+// Calls f(T(), W()) for the types of the rows and of the norm's weight.
+template <class F> EC_INLINE void with_types(const NormArgs& a, const F& f) {
+  if (a.dtype == DType::kFloat32) {
+    if (a.weight_dtype == DType::kFloat32) f(float(), float());
+    else f(float(), bf16());
+  } else {
+    if (a.weight_dtype == DType::kFloat32) f(bf16(), float());
+    else f(bf16(), bf16());
   }
 }
 
 void norm(const NormArgs& a, int64_t t0, int64_t t1) {
-  if (a.dtype == DType::kFloat32) {
-    if (a.weight_dtype == DType::kFloat32) norm_rows<float, float>(a, t0, t1);
-    else norm_rows<float, bf16>(a, t0, t1);
-  } else {
-    if (a.weight_dtype == DType::kFloat32) norm_rows<bf16, float>(a, t0, t1);
-    else norm_rows<bf16, bf16>(a, t0, t1);
-  }
+  with_types(a, [&](auto t, auto w) { norm_rows<decltype(t), decltype(w)>(a, t0, t1); });
+}
+
+void norm_quantize(const NormArgs& a, const RowCodes& to, int64_t t0, int64_t t1) {
+  with_types(a, [&](auto t, auto w) {
+    if (to.group == 64) norm_quantize_rows<decltype(t), decltype(w), 64>(a, to, t0, t1);
+    else norm_quantize_rows<decltype(t), decltype(w), 32>(a, to, t0, t1);
+  });
 }
 
 template <class T>
@@ -111,6 +141,19 @@ template <class T> void gate_rows(const GateArgs& a, int64_t t0, int64_t t1, int
 void gate(const GateArgs& a, int64_t t0, int64_t t1, int64_t f0, int64_t f1) {
   if (a.dtype == DType::kFloat32) gate_rows<float>(a, t0, t1, f0, f1);
   else gate_rows<bf16>(a, t0, t1, f0, f1);
+}
+
+template <class T, int Group> void gate_quantize_rows(const GateArgs& a, const RowCodes& to, int64_t t0, int64_t t1) {
+  for (int64_t t = t0; t < t1; ++t) {
+    const T* x = reinterpret_cast<const T*>(a.x + t * a.x_stride);
+    quantize_row<Group>(to, t, [&](int64_t f) { return round_to<T>(activate<T>(vload(x + f), a.kind) * vload(x + a.F + f)); });
+  }
+}
+
+void gate_quantize(const GateArgs& a, const RowCodes& to, int64_t t0, int64_t t1) {
+  const bool wide = to.group == 64;
+  if (a.dtype == DType::kFloat32) wide ? gate_quantize_rows<float, 64>(a, to, t0, t1) : gate_quantize_rows<float, 32>(a, to, t0, t1);
+  else wide ? gate_quantize_rows<bf16, 64>(a, to, t0, t1) : gate_quantize_rows<bf16, 32>(a, to, t0, t1);
 }
 
 int64_t arg_max(const float* x, int64_t n) {

@@ -186,23 +186,27 @@ void QuantWeight::rows(Pool& pool, const int64_t* ids, int64_t count, char* out,
   });
 }
 
-void run_quant(Pool& pool, const Isa& isa, const QuantWeight& weight, const char* x, int64_t x_stride, DType x_type,
-               int64_t rows, char* y, int64_t y_stride, DType y_type) {
+namespace {
+
+// `fill(to, begin, end)` leaves rows begin..end in bytes; `cheap` elements are not worth another thread.
+template <class Fill>
+void multiply(Pool& pool, const Isa& isa, const QuantWeight& weight, const Product& to, int64_t cheap, const Fill& fill) {
+  const int64_t rows = to.rows;
   if (rows == 0) return;
-  const size_t code_bytes = size_t(rows * weight.K), scale_bytes = size_t(rows * weight.blocks) * sizeof(RowBlock);
-  char* memory = scratch.get((code_bytes + 63) / 64 * 64 + scale_bytes);
-  const QuantizeArgs q{x, x_stride, reinterpret_cast<int8_t*>(memory),
-                       reinterpret_cast<RowBlock*>(memory + (code_bytes + 63) / 64 * 64), weight.blocks, weight.group, weight.offset, x_type};
-  if (rows * weight.K <= 1 << 15) {
-    isa.quantize(q, 0, rows);
+  const size_t code_bytes = (size_t(rows * weight.K) + 63) / 64 * 64;
+  char* memory = scratch.get(code_bytes + size_t(rows * weight.blocks) * sizeof(RowBlock));
+  const RowCodes codes{reinterpret_cast<int8_t*>(memory), reinterpret_cast<RowBlock*>(memory + code_bytes), weight.blocks,
+                       weight.group, weight.offset};
+  if (rows * weight.K <= cheap) {
+    fill(codes, 0, rows);
   } else {
     Pieces pieces(rows, pool.threads(), 1);
     pool.run([&] {
-      for (int64_t begin, end; pieces.next(&begin, &end);) isa.quantize(q, begin, end);
+      for (int64_t begin, end; pieces.next(&begin, &end);) fill(codes, begin, end);
     });
   }
-  const QuantArgs args{q.codes, q.scales, weight.memory.data, weight.bias.empty() ? nullptr : weight.bias.data(), y, y_stride,
-                       weight.N, weight.blocks, weight.group, weight.panel_bytes, weight.codes, weight.has_min, y_type};
+  const QuantArgs args{codes.codes, codes.scales, weight.memory.data, weight.bias.empty() ? nullptr : weight.bias.data(), to.y,
+                       to.y_stride, weight.N, weight.blocks, weight.group, weight.panel_bytes, weight.codes, weight.has_min, to.y_type};
   const auto linear = weight.codes == Codes::kChannel ? isa.byte_linear : isa.quant_linear;
   if (rows * weight.N * weight.K <= 1 << 16) return linear(args, 0, rows, 0, weight.panels);
   // As for other weights: blocks of rows that stay in the second-level cache, and panels by the handful.
@@ -214,9 +218,28 @@ void run_quant(Pool& pool, const Isa& isa, const QuantWeight& weight, const char
       while (begin < end) {
         const int64_t block = begin / weight.panels, stop = std::min(end, (block + 1) * weight.panels);
         linear(args, rows * block / row_blocks, rows * (block + 1) / row_blocks, begin - block * weight.panels,
-                         stop - block * weight.panels);
+               stop - block * weight.panels);
         begin = stop;
       }
     }
   });
+}
+
+}  // namespace
+
+void run_quant(Pool& pool, const Isa& isa, const QuantWeight& weight, const char* x, int64_t x_stride, DType x_type,
+               const Product& to) {
+  multiply(pool, isa, weight, to, 1 << 15, [&](const RowCodes& codes, int64_t begin, int64_t end) {
+    isa.quantize(QuantizeArgs{x, x_stride, codes, x_type}, begin, end);
+  });
+}
+
+void run_quant_norm(Pool& pool, const Isa& isa, const QuantWeight& weight, const NormArgs& norm, const Product& to) {
+  multiply(pool, isa, weight, to, 1 << 13,
+           [&](const RowCodes& codes, int64_t begin, int64_t end) { isa.norm_quantize(norm, codes, begin, end); });
+}
+
+void run_quant_gate(Pool& pool, const Isa& isa, const QuantWeight& weight, const GateArgs& gate, const Product& to) {
+  multiply(pool, isa, weight, to, 1 << 13,
+           [&](const RowCodes& codes, int64_t begin, int64_t end) { isa.gate_quantize(gate, codes, begin, end); });
 }

@@ -248,10 +248,19 @@ EC_INLINE vf vload(const bf16* x) {
   return vload(f);
 #endif
 }
-EC_INLINE void vstore(bf16* x, vf a) {
+#if defined(__AVX512F__)
+EC_INLINE __m256i pack_bf16(vf a) {
 #if defined(__AVX512BF16__)
-  _mm256_storeu_si256((__m256i*)x, (__m256i)_mm512_cvtneps_pbh((__m512)a.p[0]));
+  return (__m256i)_mm512_cvtneps_pbh((__m512)a.p[0]);
 #else
+  const upart b = (upart)a.p[0];
+  const upart rounded = (b + 0x7fffu + ((b >> 16) & 1)) >> 16, nan = (upart)((b & 0x7fffffffu) > 0x7f800000u);
+  return _mm512_cvtepi32_epi16((__m512i)((rounded & ~nan) | (((b >> 16) | 64) & nan)));
+#endif
+}
+EC_INLINE void vstore(bf16* x, vf a) { _mm256_storeu_si256((__m256i*)x, pack_bf16(a)); }
+#else
+EC_INLINE void vstore(bf16* x, vf a) {
   alignas(64) uint32_t w[16];
   EC_EACH {
     upart b = (upart)a.p[i];
@@ -260,8 +269,8 @@ EC_INLINE void vstore(bf16* x, vf a) {
     reinterpret_cast<upart_u*>(w)[i] = (rounded & ~nan) | (((b >> 16) | 64) & nan);
   }
   for (int i = 0; i < 16; ++i) x[i].bits = uint16_t(w[i]);
-#endif
 }
+#endif
 
 // What a store to T and a load would give back.
 template <class T> EC_INLINE vf round_to(vf a) {
@@ -276,7 +285,18 @@ template <class T> EC_INLINE vf round_to(vf a) {
 #endif
 }
 
-// The first n of 16 lanes; the others load as zero and are not stored.
+// The first n of 16 lanes; the others load as zero and are not stored. With masks there is no call to copy bytes, which
+// in a product would send its accumulators through memory.
+#if defined(__AVX512F__)
+EC_INLINE uint32_t lane_mask(int n) { return n >= kLanes ? 0xffffu : (1u << n) - 1u; }
+EC_INLINE vf vload_n(const float* x, int n) { return vf{{(fpart)_mm512_maskz_loadu_ps(__mmask16(lane_mask(n)), x)}}; }
+EC_INLINE vf vload_n(const bf16* x, int n) {
+  const __m512i w = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(__mmask16(lane_mask(n)), x));
+  return vf{{(fpart)_mm512_castsi512_ps(_mm512_slli_epi32(w, 16))}};
+}
+EC_INLINE void vstore_n(float* x, vf a, int n) { _mm512_mask_storeu_ps(x, __mmask16(lane_mask(n)), (__m512)a.p[0]); }
+EC_INLINE void vstore_n(bf16* x, vf a, int n) { _mm256_mask_storeu_epi16(x, __mmask16(lane_mask(n)), pack_bf16(a)); }
+#else
 template <class T> EC_INLINE vf vload_n(const T* x, int n) {
   if (n >= kLanes) return vload(x);
   T buffer[kLanes] = {};
@@ -289,6 +309,7 @@ template <class T> EC_INLINE void vstore_n(T* x, vf a, int n) {
   vstore(buffer, a);
   memcpy(x, buffer, n * sizeof(T));
 }
+#endif
 
 // One reduction step: acc += a . b, where a lane of a "step vector" holds 1 float or a pair of bfloat16.
 template <class T> struct Step;

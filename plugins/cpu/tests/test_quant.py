@@ -68,6 +68,45 @@ def test_a_row_does_not_depend_on_its_batch(native_backend, name, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", ["q4_1", "q8_0", "int8"])
+def test_a_norm_or_an_activation_with_the_product_gives_the_bits_of_one_after_the_other(native_backend, name, dtype):
+    ops = native_backend.ops
+    packed = pack(native_backend, weight_of(name, 70, 192, dtype), torch.randn(70))
+    for rows in (0, 1, 5, 50):
+        x, residual = torch.randn(rows, 192).to(dtype), torch.randn(rows, 192).to(dtype)
+        weight = torch.rand(192)
+        y, same = packed.normed(x, None, weight, 1e-5)
+        assert same is x and torch.equal(y, packed(ops.get("rms_norm").run(x, weight, 1e-5)))
+        normed, total = ops.get("fused_add_rms_norm").run(x.clone(), residual.clone(), weight.to(dtype), 1e-5)
+        y, same = packed.normed(x, residual, weight.to(dtype), 1e-5)
+        assert same is residual and torch.equal(residual, total) and torch.equal(y, packed(normed))
+        pairs = torch.randn(rows, 2 * 192).to(dtype)
+        for activation in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
+            assert torch.equal(packed.activated(pairs, activation), packed(ops.get(activation).run(pairs)))
+
+
+def test_a_norm_with_the_product_on_a_tape_and_on_bad_arguments(native_backend):
+    packed, weight = pack(native_backend, weight_of("int8", 40, 64)), torch.rand(64)
+    x, residual, y = torch.randn(2, 64), torch.zeros(2, 64), torch.zeros(2, 40)
+    kernels = native_backend.ops._kernels
+    kernels.start_tape()
+    packed._packed.run_normed(x, residual, weight, 1e-5, y)
+    tape = kernels.end_tape()
+    assert len(tape) == 1 and not residual.any() and not y.any()  # nothing has run yet
+    expected, _ = packed.normed(x, torch.zeros(2, 64), weight, 1e-5)
+    tape.run(0, 1)
+    assert torch.equal(y, expected) and torch.equal(residual, x)
+    with pytest.raises(ValueError, match="features"):
+        packed.normed(torch.zeros(2, 96), None, torch.rand(96), 1e-5)
+    with pytest.raises(ValueError, match="weight"):
+        packed.normed(x, None, torch.rand(63), 1e-5)
+    with pytest.raises(ValueError, match="residual"):
+        packed.normed(x, torch.zeros(3, 64), weight, 1e-5)
+    with pytest.raises(ValueError, match="features"):
+        packed.activated(torch.zeros(2, 64), "silu_and_mul")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_are_those_of_the_file(native_backend, name, dtype):
     weight = weight_of(name, 100, 64, dtype)

@@ -6,8 +6,9 @@ import os
 
 import pytest
 import torch
-from enginecore.device import KVCacheSpec
+from enginecore.device import BackendContext, KVCacheSpec
 from enginecore_cpu import system
+from enginecore_cpu.backend import CpuBackend
 from enginecore_cpu.memory import CpuMemory
 
 
@@ -70,6 +71,57 @@ def test_hardware_threads_share_a_core(planted):
     for cpu in range(8):
         planted[f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"] = f"{cpu % 4},{cpu % 4 + 4}\n"
     assert system.cpu_budget().threads == 4
+
+
+def two_nodes(planted):
+    planted["/sys/devices/system/node/online"] = "0-1\n"
+    planted["/sys/devices/system/node/node0/cpulist"] = "0-2\n"
+    planted["/sys/devices/system/node/node1/cpulist"] = "3-5,6,7\n"
+
+
+def test_one_memory_node_of_several(planted, monkeypatch):
+    two_nodes(planted)
+    here = system.CpuBudget(5, "cores of one of 2 NUMA nodes", 8, (3, 4, 5, 6, 7))
+    assert system.cpu_budget() == here
+    assert system.cpu_budget(4) == system.CpuBudget(4, "as asked for", 8, (3, 4, 5, 6, 7))
+    assert system.cpu_budget(6) == system.CpuBudget(6, "as asked for", 8)  # more than a node has
+    monkeypatch.setattr(system.os, "sched_getaffinity", lambda pid: {0, 1, 7}, raising=False)
+    assert system.cpu_budget().cpus == (0, 1)
+    monkeypatch.setattr(system.os, "sched_getaffinity", lambda pid: {3, 7}, raising=False)
+    assert system.cpu_budget() == system.CpuBudget(2, "affinity mask", 8)
+
+
+def test_a_quota_keeps_to_the_node(planted):
+    two_nodes(planted)
+    planted["/proc/self/cgroup"] = "0::/box\n"
+    planted["/proc/self/mountinfo"] = "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n"
+    planted["/sys/fs/cgroup/box/cpu.max"] = "200000 100000\n"
+    assert system.cpu_budget() == system.CpuBudget(2, "cgroup quota of 2 processors", 8, (3, 4, 5, 6, 7))
+
+
+def test_hardware_threads_count_once_in_a_node(planted):
+    two_nodes(planted)
+    for cpu in range(8):
+        planted[f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list"] = (
+            f"{cpu // 2 * 2}-{cpu // 2 * 2 + 1}\n"
+        )
+    assert system.cpu_budget().threads == 3  # 3, 4 with 5, 6 with 7
+    planted["/sys/devices/system/node/node1/cpulist"] = "broken\n"
+    assert system.cpu_budget() == system.CpuBudget(4, "physical cores", 8)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system binds no threads")
+def test_a_backend_keeps_to_its_node_until_it_is_shut_down(monkeypatch):
+    before = os.sched_getaffinity(0)
+    one = min(before)
+    monkeypatch.setattr(system, "cpu_budget", lambda wanted=None: system.CpuBudget(1, "planted", 2, (one,)))
+    made = CpuBackend(BackendContext(device="cpu"))
+    try:
+        assert os.sched_getaffinity(0) == {one}
+    finally:
+        made.shutdown()
+    assert os.sched_getaffinity(0) == before
+    made.shutdown()
 
 
 def test_affinity(planted, monkeypatch):

@@ -219,3 +219,17 @@ def test_latent_attention_over_interpreted_kernels(tmp_path: Path) -> None:
     for mine, theirs in zip(found["logprobs"], found["expected_logprobs"], strict=True):
         assert mine == pytest.approx(theirs, abs=1e-4)
     assert found["ledger"]["kv_cache"] == 16 * 16 * 2 * (32 + 16) * 4, "latents are all that is cached"
+
+
+def test_experts_stay_packed_over_interpreted_kernels(tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    program = Path(__file__).with_name("interpreted_experts.py")
+    result = run_interpreted(tmp_path, lambda folder: [sys.executable, str(program), str(folder)])
+    assert list(result) == ["plain", "awq", "fp8", "fp8, blocks"]
+    for kind, found in result.items():
+        assert found["answers"] == found["expected"] and found["reference_ops"] == [], kind
+        for mine, theirs in zip(found["logprobs"], found["expected_logprobs"], strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-4), kind
+        share = {"plain": 1.0, "awq": 0.17}.get(kind, 0.27)  # of the bytes of float32, scales included
+        inner = found["ledger"]["weights"] - found["outer_bytes"]
+        assert inner <= share * (found["plain_bytes"] - found["outer_bytes"]), f"{kind}: experts were unpacked"

@@ -26,6 +26,7 @@ MODULES = {
     "sampling_probabilities": "sample",
     "rejection_sample": "rejection_sample",
     "moe_experts": "moe_experts",
+    "quantized_experts": "quantized_experts",
     "latent_cache": "latent",
     "latent_attention": "latent",
     "lora_shrink": "lora",

@@ -1,0 +1,73 @@
+"""Experts are read into `layers.experts.Experts` where the device has an op for them: a quantised checkpoint's as they
+are, others in the model's dtype. Where it has none, transformers' module stays and gets its weights unpacked."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from enginecore.errors import ModelError
+from enginecore.layers.experts import Experts, activation_of
+from enginecore.models.checkpoint import Checkpoint
+from enginecore.models.quantized_tensors import join
+from enginecore.ops.dispatch import Ops
+from enginecore.ops.expert_weights import ExpertWeights, stack_experts
+
+if TYPE_CHECKING:
+    from enginecore.models.materialize import Materializer
+
+logger = logging.getLogger(__name__)
+
+
+def load_experts(model: nn.Module, weights: Materializer, ops: Ops, dtype: str) -> list[str]:
+    """Replace what can be replaced in `model`; the names of modules whose weights stay packed."""
+    packed = []
+    for prefix, module in list(model.named_modules()):
+        activation = activation_of(module)
+        if activation is None:
+            continue
+        names = [f"{prefix}.{part}" for part in ("gate_up_proj", "down_proj")]
+        kept = [read_kept_experts(weights.checkpoint, name, weights.kept_schemes) for name in names]
+        op = None
+        if all(part is not None for part in kept):
+            attributes = [part.attributes() for part in kept if part is not None]
+            found = [ops.native("quantized_experts", dtype, **each) for each in attributes]
+            op = found[0] if all(found) else None
+        if op is not None:
+            sides = [part.to(weights.device) for part in kept if part is not None]
+            weights.bytes += sum(side.nbytes for side in sides)
+            for name in names:
+                weights.checkpoint.forget(name)
+            model.set_submodule(prefix, Experts(op, *sides, activation))
+            packed.append(prefix)
+            continue
+        if any(part is not None for part in kept):
+            logger.warning("%s is unpacked: the device has no product of experts for its scheme", prefix)
+        op = ops.native("moe_experts", dtype)
+        if op is not None:
+            gate_up_X2FE, down_XEF = (weights.tensor(name) for name in names)
+            model.set_submodule(prefix, Experts(op, gate_up_X2FE, down_XEF, activation))
+    return packed
+
+
+def read_kept_experts(checkpoint: Checkpoint, name: str, schemes: frozenset[str]) -> ExpertWeights | None:
+    """The experts that make up parameter `name` [X, O, I] as a quantised checkpoint has them; None where it has them in
+    plain numbers, the device lacks the scheme, or they do not fit into one tensor."""
+    sides = checkpoint.parts_of_experts(name)
+    if not sides:
+        return None
+    parameter = checkpoint.parameters[name]
+    rows = []
+    for keys in zip(*sides, strict=True):  # an expert's gate and up, or its down
+        kept = [checkpoint.read_kept_part(source, key, parameter.dtype, schemes) for source, key in keys]
+        joined = None if any(part is None for part in kept) else join(kept)
+        if joined is None:
+            return None
+        rows.append(joined)
+    stacked = stack_experts(rows)
+    if stacked is not None and stacked.shape != tuple(parameter.shape):
+        raise ModelError(f"{checkpoint.name}: the parts of {name!r} make up {stacked.shape}, the model needs "
+                         f"{tuple(parameter.shape)}")  # fmt: skip
+    return stacked
