@@ -19,7 +19,6 @@ from enginecore.runner.model import runtime_copies_blocks
 #: Settings that the engine runs on as they were given.
 _UNCHANGED = (
     "long_prefill_token_threshold", "block_size", "enable_prefix_caching", "scheduling_policy", "seed", "max_logprobs",
-    "fuse", "strict_ops", "tenant_weights", "tenant_cache_floor", "tenant_cache_cap",
     "speculation", "num_speculative_tokens",
     "fuse", "strict_ops", "tenant_weights", "tenant_cache_floor", "tenant_cache_cap", "num_threads",
 )  # fmt: skip
