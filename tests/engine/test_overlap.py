@@ -260,6 +260,21 @@ def test_with_and_without_overlap_answers_are_the_same(start: Any, graphs: bool,
         client.shutdown()
 
 
+def test_a_late_token_does_not_meet_who_has_its_slot_now(start: Any) -> None:
+    """A long prompt enters the only slot while the aborted request's token is on its way, for a place within the prompt
+    that is computed in a later step."""
+    client = start(max_num_seqs=1, max_model_len=128)
+    prompt = tiny_tokens(90, seed=3)
+    alone = accelerated.run(client, [prompt])
+    client.call("reset_prefix_cache")
+    client.add(EngineRequest("a", tiny_tokens(50, seed=4), SamplingParams(temperature=0, ignore_eos=True), 30))
+    while not client.step().outputs:
+        pass
+    client.abort(["a"])
+    assert accelerated.run(client, [prompt], name="b") == alone
+    client.shutdown()
+
+
 def test_decode_steps_are_submitted_without_asking_the_device(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever brings numbers to the host waits for the device: none of it may happen between two tokens' steps."""
     client = start()

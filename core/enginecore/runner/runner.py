@@ -71,7 +71,8 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a plan that is not empty; blocks until its tokens are known."""
-        return self.collect(self.submit(plan))
+        result: StepResult = self.collect(self.submit(plan))
+        return result
 
     def look_ahead(self, transfers: Transfers) -> None:
         """From now on the next step may be submitted before a step is collected; the tokens in between stay on the
@@ -79,6 +80,8 @@ class ModelRunner:
         paged = self._model.paged if isinstance(self._model, GraphedModel) else self._model
         assert isinstance(paged, PagedModel)
         paged.transfers = self._sampler.transfers = transfers
+        if self._adapters is not None:
+            self._adapters.transfers = transfers
         self._last_S = torch.zeros(len(self._batch.requests), dtype=torch.int64, device=self._device)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
@@ -112,7 +115,8 @@ class ModelRunner:
         if inputs.late is None:
             return None
         assert self._last_S is not None, "a step needs a token that is not known"
-        return LateTokens(*self._sampler.transfers.send(*inputs.late), self._last_S)
+        index, slots = self._sampler.transfers.send(*inputs.late)
+        return LateTokens(index, slots, self._last_S)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def collect(self, submitted: Submitted) -> StepResult:

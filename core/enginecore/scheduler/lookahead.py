@@ -16,6 +16,7 @@ by a fork, before the step that computed it is booked.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,6 +41,9 @@ class Lookahead(Beams, Tiering):
     _chunk: int
     #: Plans that have departed and are not booked.
     _in_flight: int
+
+    def abort(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
+        raise NotImplementedError
 
     def depart(self, plan: StepPlan) -> Flight:
         """The device has the plan: what it computes counts from here on, what it samples as tokens not known yet."""
