@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from enginecore.device import BackendContext
+from enginecore.device import Backend, BackendContext
 from enginecore.errors import ModelError, UnsupportedError
 from enginecore.models.pooling import inspect_pooling, load_pooling
 from enginecore.models.sentence import pooling_model
@@ -61,11 +61,13 @@ def save(kind: str, folder: Path, *, labels: int = 0) -> Any:
     return model
 
 
-def runner_of(folder: Path, model: PoolingModel | None = None) -> tuple[PoolingRunner, PoolingModel]:
+def runner_of(
+    folder: Path, model: PoolingModel | None = None, backend: Backend | None = None
+) -> tuple[PoolingRunner, PoolingModel]:
     files = resolve_model(str(folder))
     model = model or pooling_model(files, "pooling", {})
     assert model is not None
-    backend = TorchBackend(BackendContext(device="torch", index=0, num_threads=None))
+    backend = backend or TorchBackend(BackendContext(device="torch"))
     assert backend.attention is not None
     classifier = "classify" in model.tasks
     found = inspect_pooling(files, "float32", classifier=classifier)

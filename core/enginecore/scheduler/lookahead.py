@@ -48,7 +48,7 @@ class Lookahead(Beams, Tiering):
     def depart(self, plan: StepPlan) -> Flight:
         """The device has the plan: what it computes counts from here on, what it samples as tokens not known yet."""
         table, slots = self.running, plan.slots_N
-        table.num_computed_S[slots] = plan.starts_N + plan.num_new_N
+        table.num_computed_S[slots] = plan.ends_N
         sampled = slots[plan.samples_N]
         table.num_tokens_S[sampled] += 1
         table.ahead_S[sampled] += 1

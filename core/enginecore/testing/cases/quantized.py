@@ -82,8 +82,8 @@ def experts(kind: str, dtype: str) -> Case:
         x = ctx.normal(tokens, size, dtype=dtype)
         ids = torch.tensor([[ctx.integer(0, 2), 3, -1 if t % 5 == 0 else 2 - t % 2] for t in range(tokens)])
         weights = ctx.normal(tokens, 3).softmax(-1)
-        dense = [_dense(side) for side in sides]
-        expected = layer_references.moe_experts(x, ids, weights, *dense, "silu")
+        gate_up, down = (_dense(side) for side in sides)
+        expected = layer_references.moe_experts(x, ids, weights, gate_up, down, "silu")
         out = op(x, ids.to(ctx.device), weights, *(side.to(ctx.device) for side in sides), "silu")
         ctx.backend.synchronize()
         ctx.check(out.dtype == x.dtype, f"the result is {out.dtype}, the input {x.dtype}")
