@@ -132,8 +132,12 @@ def test_a_model_that_would_be_called_wrongly_is_refused(tmp_path: Path, monkeyp
     """Positions from 0 on are wrong for RoBERTa: what is found out when it is loaded, not by whoever reads vectors."""
     save("roberta", tmp_path)
     runner_of(tmp_path)
-    monkeypatch.setattr("enginecore.models.pooling._first_position", lambda base: 0)
+    monkeypatch.setattr("enginecore.models.pooling._first_position", lambda base: 1)
     with pytest.raises(UnsupportedError, match="other numbers"):
+        runner_of(tmp_path)
+    monkeypatch.setattr("enginecore.models.pooling._first_position", lambda base: 0)
+    save("mpnet", tmp_path)  # the last two of 40 positions are not there
+    with pytest.raises(UnsupportedError, match="cannot read a text of 40 tokens"):
         runner_of(tmp_path)
 
 

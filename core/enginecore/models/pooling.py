@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _TRACE_TOKENS = 5
+#: Texts of this length are tried when a model computes its attention itself, whose memory grows with the square.
+_LONGEST_TRIED = 1024
 #: How far the two ways of calling a model may differ, as a part of the largest number.
 _TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1, "float16": 0.05}
 
@@ -188,6 +190,7 @@ def check_alone(
     else:
         theirs = model(input_ids=ids_L.unsqueeze(0))
         ours = _base(model)(input_ids=ids_L.unsqueeze(0)).last_hidden_state[0]
+    _check_longest(files, found, ids_L)
     if classifier:
         right, ours = theirs.logits[0].float(), net.logits(ours, ids_L)
     else:
@@ -197,6 +200,20 @@ def check_alone(
         raise _unsupported(
             files, [f"{type(model).__name__} gives a text other numbers ({off:.2g} off) when it is called in parts"]
         )
+
+
+def _check_longest(files: ModelFiles, found: Inspected, ids_L: torch.Tensor) -> None:
+    """The last position that there is to be must be there: a step that fails ends the engine."""
+    base, last = _base(found.model), found.shape.max_positions - 1
+    try:
+        if found.own_attention is None:
+            at_1 = torch.tensor([last + found.offset], device=ids_L.device)
+            call_base(base, ids_L[:1], at_1, torch.zeros_like(at_1), _Dense(found.shape.calls))
+        elif last < _LONGEST_TRIED:
+            base(input_ids=ids_L[:1].expand(1, last + 1))
+    except (IndexError, RuntimeError) as error:
+        reason = f"{type(base).__name__} cannot read a text of {last + 1} tokens: {one_line(error)}"
+        raise _unsupported(files, [reason]) from error
 
 
 def call_base(
@@ -310,11 +327,9 @@ def _trace(base: nn.Module) -> tuple[list[AttentionCall], list[str]]:
 
 
 def _first_position(base: nn.Module) -> int:
-    """Models after RoBERTa count positions from behind the padding token's id."""
-    embeddings = getattr(base, "embeddings", None)
-    if embeddings is None or not hasattr(embeddings, "create_position_ids_from_input_ids"):
-        return 0
-    return int(embeddings.padding_idx or 0) + 1
+    """Models after RoBERTa count positions from behind the padding token's id, which their embeddings then keep."""
+    padding = getattr(getattr(base, "embeddings", None), "padding_idx", None)
+    return padding + 1 if type(padding) is int else 0
 
 
 class _Computed(nn.Module):  # type: ignore[misc]
