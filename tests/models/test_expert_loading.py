@@ -70,7 +70,7 @@ def load(path: str, table: OpTable | None, schemes: frozenset[str] = frozenset({
     return model, Paged(model, backend).step({"a": tiny_tokens(9)})
 
 
-@pytest.mark.parametrize("kind", ["awq", "packed", "fp8", "fp8_blocks", "int8"])
+@pytest.mark.parametrize("kind", ["awq", "fp8_blocks", "int8"])
 def test_packed_experts(tmp_path: Path, kind: str) -> None:
     quantized, plain = write(tmp_path, kind)
     whole, expected = load(plain, None)
