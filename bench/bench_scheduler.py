@@ -1,6 +1,6 @@
 """What a step of the scheduler costs: schedule() and update(), all sequences decoding, no device and no model.
 
-    python bench/bench_scheduler.py [--json] [--steps 64] [--repeats 7] [--profile]
+    python bench/bench_scheduler.py [--json] [--steps 64] [--repeats 7] [--ahead] [--profile]
 
 Reports microseconds a running request a step: the mean over `--steps` steps (so that block boundaries are paid for as
 often as they come), best of `--repeats` rounds. Processor time, because the noise of a shared machine only ever adds.
@@ -72,18 +72,23 @@ def step(scheduler: Scheduler, rng: random.Random) -> None:
     scheduler.update(plan, results(plan, rng))
 
 
-def measure(running: int, waiting: int, prefix_caching: bool, steps: int, repeats: int) -> Figure:
+def measure(running: int, waiting: int, prefix_caching: bool, steps: int, repeats: int, ahead: bool = False) -> Figure:
+    """`ahead`: each step is planned before the last is booked."""
     scheduler, rng = decoding(running, waiting, prefix_caching), random.Random(1)
     best = (float("inf"), 0.0)
+    flight = scheduler.depart(scheduler.schedule()) if ahead else None
     for _ in range(repeats):
         planning = booking = 0.0
         for _ in range(steps):
             begun = time.process_time()
+            assert not ahead or scheduler.can_plan_ahead()
             plan = scheduler.schedule()
+            before, flight = flight, scheduler.depart(plan)
             planned = time.process_time()
             result = results(plan, rng)
             ran = time.process_time()
-            scheduler.update(plan, result)
+            scheduler.book(flight if before is None else before, result)
+            flight = flight if ahead else None
             booking += time.process_time() - ran
             planning += planned - begun
         best = min(best, ((planning + booking) / steps, planning / (planning + booking)))
@@ -96,6 +101,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--ahead", action="store_true", help="plan each step before the last is booked")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument("--profile", action="store_true", help="profile 1,024 running with prefix caching instead")
     options = parser.parse_args()
@@ -115,7 +121,7 @@ def main() -> None:
     for prefix_caching in (False, True):
         for running in (256, 1024):
             for waiting in (0, 100_000):
-                figure = measure(running, waiting, prefix_caching, options.steps, options.repeats)
+                figure = measure(running, waiting, prefix_caching, options.steps, options.repeats, options.ahead)
                 if options.json:
                     print(json.dumps(asdict(figure)))
                 else:

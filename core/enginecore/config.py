@@ -30,6 +30,9 @@ KV_CACHE_DTYPES = {
     "fp8_e5m2": "float8_e5m2",
 }
 
+#: The most tokens that speculation may guess at once.
+MAX_GUESSES = 32
+
 _UNITS = {"": 1, "b": 1, "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12,
           "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
 
@@ -64,6 +67,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     A tenant is the name of an API key where a server has several, else a cache salt. `scheduling_policy` "fair" shares
     the work of steps among tenants, by their `tenant_weights` (1 for who is not named). Of the cache's blocks, cached
     prefixes of each tenant keep the share `tenant_cache_floor` while others press, and take `tenant_cache_cap` at most.
+    `speculation` "ngram" guesses up to `num_speculative_tokens` tokens a step from the text so far and keeps those that
+    the model chooses itself: the same answers in fewer steps where texts repeat.
     `runner` says what the model is for: "generate" text, or "pooling" (vectors, scores, classes); "auto" goes by its
     files. `pooler_config` goes before what the files say of pooling: `pooling_type`, `normalize`, `activation`,
     `matryoshka`.
@@ -99,6 +104,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     strict_ops: bool = False
     enforce_eager: bool = False
     require_graphs: bool = False
+    speculation: Literal["off", "ngram"] = "off"
+    num_speculative_tokens: int = 4
     overlap: Literal["auto", "on", "off"] = "auto"
     num_threads: int | None = None
     kv_host_memory: int | None = None
@@ -156,6 +163,12 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         if self.kv_disk is not None and not self.kv_disk.strip():
             raise ParameterError("kv_disk must name a folder", param="kv_disk")
         self._check_adapters()
+        if self.speculation not in ("off", "ngram"):
+            raise ParameterError(f"speculation must be off or ngram, got {self.speculation!r}", param="speculation")
+        self._at_least("num_speculative_tokens", 1)
+        if self.num_speculative_tokens > MAX_GUESSES:
+            told = f"num_speculative_tokens must be at most {MAX_GUESSES}, got {self.num_speculative_tokens}"
+            raise ParameterError(told, param="num_speculative_tokens")
         if self.overlap not in ("auto", "on", "off"):
             raise ParameterError(f"overlap must be auto, on or off, got {self.overlap!r}", param="overlap")
         if self.enforce_eager and self.require_graphs:
@@ -227,6 +240,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     tenant_weights: dict[str, float] = {}
     tenant_cache_floor: float = 0.0
     tenant_cache_cap: float = 1.0
+    speculation: Literal["off", "ngram"] = "off"
+    num_speculative_tokens: int = 4
     enable_lora: bool = False
     max_loras: int = 0
     max_lora_rank: int = 0

@@ -11,6 +11,7 @@
 | host_cache_blocks, disk_cache_blocks | gauge | KV blocks kept below the device |
 | host_cache_hits_total, disk_cache_hits_total | counter | prompt tokens that came up from there |
 | grammar_fast_forward_tokens_total | counter | tokens that a grammar forced and that took no step of their own |
+| spec_decode_num_draft_tokens_total, spec_decode_num_accepted_tokens_total | counter | tokens guessed, and kept |
 | graph_replays_total, eager_steps_total | counter | steps that replayed a captured graph, and all others |
 | steps_ahead_total | counter | steps that were planned while the one before was on the device |
 | adapter_steps_total, adapter_swaps_total | counter | steps with rows that have an adapter; adapters put into a slot |
@@ -124,6 +125,8 @@ class Metrics:
             "prefix_cache_hits": ("Prompt tokens found in the prefix cache", stats.prefix_cache_hits),
             "num_preemptions": ("Preemptions", stats.num_preemptions),
             "grammar_fast_forward_tokens": ("Tokens that a grammar forced", stats.grammar_fast_forward),
+            "spec_decode_num_draft_tokens": ("Tokens that speculation guessed", stats.num_drafted),
+            "spec_decode_num_accepted_tokens": ("Guessed tokens that were kept", stats.num_accepted),
             "graph_replays": ("Steps that replayed a captured graph", stats.graph_replays),
             "eager_steps": ("Steps that ran their operations one by one", stats.eager_steps),
             "host_cache_hits": ("Prompt tokens that came up from host memory", stats.lifted_tokens),

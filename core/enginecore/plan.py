@@ -51,6 +51,8 @@ class StepPlan:
     """Row i computes `num_new_N[i]` tokens of the sequence in `slots_N[i]`, from position `starts_N[i]` on; if
     `samples_N[i]`, the last of them is the sequence's last token and a next one is sampled.
 
+    `guesses` are by row the last of its tokens, where nobody knows yet whether those are right: then a token is sampled
+    after the last known one and after each guess, and the sequence goes on from the first that differs.
     `adapters` (slot for adapters, which one it has from now on) comes before all else.
     `moves`, `new`, `block_updates` (slot, first index, block ids) and `copies` (block src to block dst, no dst being a
     src too) come before the step, in this order.
@@ -65,6 +67,15 @@ class StepPlan:
     copies: list[tuple[int, int]] = field(default_factory=list)
     moves: list[BeamMove] = field(default_factory=list)
     adapters: list[tuple[int, AdapterKey]] = field(default_factory=list)
+    guesses: dict[int, list[int]] = field(default_factory=dict)
+
+    @property
+    def ends_N(self) -> IntArray:
+        """Where each row's known tokens end; a token sampled after them goes there."""
+        ends: IntArray = self.starts_N + self.num_new_N
+        for row, ids in self.guesses.items():
+            ends[row] -= len(ids)
+        return ends
 
     @property
     def num_tokens(self) -> int:
@@ -82,6 +93,8 @@ class StepResult:
     The dicts are keyed by row; `prompt_logprobs[i]` covers positions starts[i] + 1 and on, as far as they are prompt. A
     row in `errors` has no usable token. `seconds` is how long the step takes on a device whose time is modelled, None
     on any other. `replayed`: a captured graph ran, and not the step's operations one by one.
+    Where a row's guesses held, `accepted` has the tokens sampled after each of those, in order, and
+    `accepted_logprobs` theirs; `guesses` are what the runner expects next.
     """
 
     token_ids: list[int]
@@ -91,3 +104,6 @@ class StepResult:
     seconds: float | None = None
     forced: dict[int, list[int]] = field(default_factory=dict)
     replayed: bool = False
+    accepted: dict[int, list[int]] = field(default_factory=dict)
+    accepted_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
+    guesses: dict[int, list[int]] = field(default_factory=dict)

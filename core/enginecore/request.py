@@ -300,6 +300,7 @@ class EngineStats(msgspec.Struct, array_like=True):
     """Gauges and counters of the engine, sent with outputs and after aborts. Counters only grow.
 
     `grammar_fast_forward` counts tokens that a grammar forced and that were not computed one by one.
+    `num_drafted` tokens were guessed and computed, `num_accepted` of them kept.
     `num_forks` sequences took over `forked_tokens` computed tokens from a sibling (n, best_of, beams); `copied_tokens`
     were matched inside a cached block, which was copied.
     `adapter_steps` had rows with an adapter; `adapter_swaps` adapters were put into a slot of the device.
@@ -337,6 +338,8 @@ class EngineStats(msgspec.Struct, array_like=True):
     disk_blocks: int = 0
     adapter_steps: int = 0
     adapter_swaps: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     steps_ahead: int = 0
 
 

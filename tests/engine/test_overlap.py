@@ -18,7 +18,10 @@ from enginecore.errors import OutOfDeviceMemory, ParameterError, UnsupportedErro
 from enginecore.plan import StepPlan, StepResult
 from enginecore.request import EngineOutput, EngineRequest, SamplingParams
 from enginecore.runner.transfers import StagedTransfers
+from enginecore.testing.case import Case, CaseContext
+from enginecore.testing.cases.memory import arrays_travel_beside_the_work
 from enginecore.testing.fake_runtime import FakeRuntime
+from enginecore.testing.profile import ConformanceProfile
 from enginecore_sim import expected_tokens
 
 from tests.engine import accelerated
@@ -260,6 +263,21 @@ def test_with_and_without_overlap_answers_are_the_same(start: Any, graphs: bool,
         client.shutdown()
 
 
+def test_a_late_token_does_not_meet_who_has_its_slot_now(start: Any) -> None:
+    """A long prompt enters the only slot while the aborted request's token is on its way, for a place within the prompt
+    that is computed in a later step."""
+    client = start(max_num_seqs=1, max_model_len=128)
+    prompt = tiny_tokens(90, seed=3)
+    alone = accelerated.run(client, [prompt])
+    client.call("reset_prefix_cache")
+    client.add(EngineRequest("a", tiny_tokens(50, seed=4), SamplingParams(temperature=0, ignore_eos=True), 30))
+    while not client.step().outputs:
+        pass
+    client.abort(["a"])
+    assert accelerated.run(client, [prompt], name="b") == alone
+    client.shutdown()
+
+
 def test_decode_steps_are_submitted_without_asking_the_device(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever brings numbers to the host waits for the device: none of it may happen between two tokens' steps."""
     client = start()
@@ -313,6 +331,22 @@ def test_arrays_arrive_as_they_were_sent() -> None:
         again = transfers.fetch(*sent)()
         for array, there, back in zip([*arrays, arrays[1].T], sent, again, strict=True):
             assert (there.numpy() == array).all() and (back.numpy() == array).all() and back.shape == array.shape
+
+
+def test_the_kit_finds_copies_that_overtake_each_other() -> None:
+    backend = accelerated.Accelerator(FakeRuntime(64 * MIB))
+    backend.capabilities = replace(backend.capabilities, asynchronous=True)
+    case = Case(2, "memory", "arrays_travel_beside_the_work", arrays_travel_beside_the_work)
+    ctx = CaseContext(case, backend, ConformanceProfile(), {})
+    arrays_travel_beside_the_work(ctx)
+    one_for_all = torch.empty(2**16, dtype=torch.uint8)
+
+    def pinned(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        return one_for_all[: torch.empty(shape, dtype=dtype).nbytes].view(dtype).view(shape)
+
+    backend.memory.host_alloc_pinned = pinned  # type: ignore[method-assign]
+    with pytest.raises(AssertionError, match="not what has arrived"):
+        arrays_travel_beside_the_work(ctx)
 
 
 # ---- in a thread -----------------------------------------------------------------------------------------------------

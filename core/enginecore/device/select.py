@@ -109,7 +109,10 @@ def _only(plugin: InstalledPlugin, device: str) -> InstalledPlugin:
 
 
 def _select_auto(installed: list[InstalledPlugin], timeout_s: float) -> SelectedDevice:
-    found = probe_all([plugin for plugin in installed if plugin.accelerator], timeout_s=timeout_s)
+    hosts = [p for p in installed if p.manifest and p.manifest.auto and not p.manifest.accelerator]
+    # Hosts are asked in the same breath: where there is no accelerator their answer is needed next.
+    answers = probe_all([*(plugin for plugin in installed if plugin.accelerator), *hosts], timeout_s=timeout_s)
+    found = [probe for probe in answers if probe.plugin.accelerator]
     broken = [probe for probe in found if probe.result.status is ProbeStatus.BROKEN]
     healthy = [probe for probe in found if probe.result.status is ProbeStatus.AVAILABLE]
     if broken:
@@ -118,8 +121,7 @@ def _select_auto(installed: list[InstalledPlugin], timeout_s: float) -> Selected
         if probe.result.status is ProbeStatus.ABSENT:
             logger.info("device %s (%s) is absent: %s", probe.device, probe.plugin.label, probe.result.reason)
     if not healthy:
-        hosts = [p for p in installed if p.manifest and p.manifest.auto and not p.manifest.accelerator]
-        return _select_host(hosts, timeout_s)
+        return _select_host([probe for probe in answers if not probe.plugin.accelerator])
     if len(healthy) > 1:
         raise AmbiguousDeviceError(
             "more than one device could serve: " + ", ".join(_described(probe) for probe in healthy),
@@ -129,13 +131,12 @@ def _select_auto(installed: list[InstalledPlugin], timeout_s: float) -> Selected
     return _require_available(healthy[0], 0)
 
 
-def _select_host(hosts: list[InstalledPlugin], timeout_s: float) -> SelectedDevice:
-    if not hosts:
+def _select_host(found: list[DeviceProbe]) -> SelectedDevice:
+    if not found:
         raise DeviceError(
             "no installed plugin offers a device that --device auto may choose",
             fix="install one, such as pip install enginecore-cpu",
         )
-    found = probe_all(hosts, timeout_s=timeout_s)
     healthy = [probe for probe in found if probe.result.status is ProbeStatus.AVAILABLE]
     if len(healthy) > 1:
         raise AmbiguousDeviceError(

@@ -25,7 +25,7 @@ from enginecore.engine.resolve import (
     resolve_max_model_len,
 )
 from enginecore.engine.site import Site, open_site, refuse_unsupported
-from enginecore.engine.sizing import block_bytes_of, plan_site_graphs, size_paged, size_runtime
+from enginecore.engine.sizing import block_bytes_of, most_logits, plan_site_graphs, size_paged, size_runtime
 from enginecore.errors import KVCacheTooSmall
 from enginecore.models.inspect import inspect_meta, inspect_model
 from enginecore.models.loader import load_model
@@ -36,6 +36,7 @@ from enginecore.runner.adapters import RunnerAdapters
 from enginecore.runner.exhausted import MemoryGuard
 from enginecore.runner.model import PagedModel, RuntimeModel, StepModel
 from enginecore.runner.profile import can_measure, measure_activations
+from enginecore.runner.speculation import speculation_of
 from enginecore.runner.transfers import StagedTransfers
 
 logger = logging.getLogger("enginecore.engine")
@@ -94,6 +95,7 @@ def _assemble(site: Site, clock: Clock | None, publisher: EventPublisher | None)
         max_model_len=config.max_model_len,
         block_size=config.block_size,
         adapters=adapters,
+        speculation=speculation_of(config),
     )
     worker = MemoryGuard(runner, backend)
 
@@ -198,7 +200,7 @@ def _load_paged(site: Site, ops: Ops) -> tuple[StepModel, EngineConfig, dict[str
         site.choices.note("kv_cache_scales", told, "read beside the weights" if model.scaled_layers else "none there")
     site.loaded_bytes = memory.process_used_bytes() - before
     if not explicit and can_measure(backend):
-        sizes = settings.max_num_batched_tokens, settings.max_num_seqs, max_model_len
+        sizes = settings.max_num_batched_tokens, most_logits(site), max_model_len
         caches = allocate_caches(backend, shape, specs, 1)
         site.activation_bytes = measure_activations(model, backend, ops, caches, *sizes)
     config, ledger, specs = size_paged(site, shape, before, model.weight_bytes, loaded=True)

@@ -280,4 +280,5 @@ def scheduler_config(config: EngineConfig) -> SchedulerConfig:
         seed=config.seed,
         copies_blocks=config.copies_blocks,
         max_loras=config.max_loras,
+        speculates=config.speculation != "off",
     )

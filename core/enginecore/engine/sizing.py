@@ -19,6 +19,7 @@ from enginecore.runner.model import runtime_copies_blocks
 #: Settings that the engine runs on as they were given.
 _UNCHANGED = (
     "long_prefill_token_threshold", "block_size", "enable_prefix_caching", "scheduling_policy", "seed", "max_logprobs",
+    "speculation", "num_speculative_tokens",
     "fuse", "strict_ops", "tenant_weights", "tenant_cache_floor", "tenant_cache_cap", "num_threads",
 )  # fmt: skip
 
@@ -42,6 +43,12 @@ def size_runtime(site: Site) -> tuple[ModelSpec, EngineConfig, dict[str, int]]:
             f"{site.selected.device} ({site.selected.plugin.label}) keeps its KV cache to itself",
             reasons=(f"it cannot be told to keep {site.settings.kv_dtype} under {site.settings.dtype}",),
             fix="leave kv_cache_dtype out",
+        )
+    if site.args.speculation != "off":
+        raise UnsupportedError(
+            f"{site.selected.device} ({site.selected.plugin.label}) runs whole models itself",
+            reasons=("guessed tokens cannot be checked there",),
+            fix="leave speculation out",
         )
     spec = ModelSpec(
         name=site.files.name,
@@ -140,14 +147,19 @@ def _ledger(site: Site, shape: ModelShape, before: int, weight_bytes: int) -> di
     """
     activations = site.activation_bytes
     if activations is None:
-        activations = estimate_activations(
-            site, shape, site.settings.max_num_batched_tokens, site.settings.max_num_seqs
-        )
+        activations = estimate_activations(site, shape, site.settings.max_num_batched_tokens, most_logits(site))
     graphs = plan_site_graphs(site, shape)
     reserved = {"graphs": graphs.budget_bytes} if graphs.keys else {}
     if site.args.enable_lora:
         reserved["adapters"] = adapter_bytes(site, shape)
     return split_budget(site, before, weight_bytes, activations, reserved)
+
+
+def most_logits(site: Site) -> int:
+    """Rows of logits that the largest step has: each sequence's next token, and those after its guesses."""
+    args, settings = site.args, site.settings
+    each = 1 if args.speculation == "off" else 1 + args.num_speculative_tokens
+    return min(settings.max_num_seqs * each, max(settings.max_num_seqs, settings.max_num_batched_tokens))
 
 
 def estimate_activations(site: Site, shape: ModelShape, tokens: int, rows: int) -> int:

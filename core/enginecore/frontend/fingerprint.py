@@ -106,7 +106,7 @@ def _hash_files(path: Path, seen: tuple[tuple[Path, int, int], ...]) -> tuple[st
     whole = sum(sizes) <= WEIGHTS_SAMPLE_BYTES
     state = hashlib.sha256()
     for file, size in zip(files, sizes, strict=True):
-        state.update(f"{'' if file == path else file.name}\0{size}\0".encode())
+        state.update(f"{'' if file == path else file.relative_to(path).as_posix()}\0{size}\0".encode())
         share = size if whole else WEIGHTS_SAMPLE_BYTES * size // sum(sizes)
         _add_file(state, file, size, share)
     return state.hexdigest(), whole
@@ -115,7 +115,8 @@ def _hash_files(path: Path, seen: tuple[tuple[Path, int, int], ...]) -> tuple[st
 def _weight_files(path: Path) -> Iterable[Path]:
     if not path.is_dir():
         return []
-    named = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "config.json")
+    named = ("*.safetensors", "*.bin", "*.pt", "*.gguf", "config.json",
+             "[0-9]*_*/*.safetensors", "[0-9]*_*/config.json")  # fmt: skip
     return {file for pattern in named for file in path.glob(pattern) if file.is_file()}
 
 

@@ -25,8 +25,7 @@ from enginecore.layers.linear import PackedLinear
 #: transformers' classes whose attention is exactly the one above.
 CLASSES = frozenset({"DeepseekV2Attention", "DeepseekV3Attention"})
 
-_PARTS = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "kv_b_proj",
-          "o_proj")  # fmt: skip
+_PARTS = ("q_proj", "q_a_proj", "q_a_layernorm", "q_b_proj", "kv_a_proj_with_mqa", "kv_a_layernorm", "o_proj")
 
 
 def replace_latent_attention(model: nn.Module) -> int:
@@ -55,6 +54,7 @@ class LatentAttention(nn.Module):  # type: ignore[misc]
         for part in _PARTS:
             setattr(self, part, getattr(source, part, None))
         self._rotate = _rotation(source)
+        self.kv_b_proj: Any = source.kv_b_proj
         self.up_key_HNL: torch.Tensor | None = None
         self.up_value_HLV: torch.Tensor | None = None
 

@@ -9,9 +9,12 @@ Shape suffixes: T tokens, R rank, I inputs, O outputs of all slices, P outputs o
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
 import torch
+
+from enginecore.ops.dispatch import Ops
 
 
 class RowSlots:
@@ -91,3 +94,29 @@ class AdaptedLinear:
             b_PR[:, :rank].copy_(weights[1])
         a_RI[rank:].zero_()
         b_PR[:, rank:].zero_()
+
+
+class AdaptedPreparingLinear(AdaptedLinear):
+    """Around a linear that has the norm or the activation before it as a part of itself (`layers/prepared.py`). Steps
+    without adapters keep that; in others the rows are needed between the two."""
+
+    def __init__(self, base: Any, sizes: list[int], rows: SlotsOfRows, *, ops: Ops, **settings: Any) -> None:
+        super().__init__(base, sizes, rows, **settings)
+        self._op = partial(ops.get, dtype=str(settings["dtype"]).removeprefix("torch."))
+
+    def normed(
+        self, x_TI: torch.Tensor, residual_TI: torch.Tensor | None, weight_I: torch.Tensor, eps: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if self.rows.rows(x_TI.shape[0]) is None:
+            done: tuple[torch.Tensor, torch.Tensor] = self.base.normed(x_TI, residual_TI, weight_I, eps)
+            return done
+        if residual_TI is None:
+            return self(self._op("rms_norm")(x_TI, weight_I, eps)), x_TI
+        normed_TI, sum_TI = self._op("fused_add_rms_norm")(x_TI, residual_TI, weight_I, eps)
+        return self(normed_TI), sum_TI
+
+    def activated(self, x_T2I: torch.Tensor, activation: str) -> torch.Tensor:
+        if self.rows.rows(x_T2I.shape[0]) is None:
+            done: torch.Tensor = self.base.activated(x_T2I, activation)
+            return done
+        return self(self._op(activation)(x_T2I))

@@ -89,11 +89,12 @@ class AdapterConfig:
 
 def config_reasons(raw: dict[str, Any], config: AdapterConfig, max_rank: int) -> list[str]:
     """Everything that an adapter's settings ask for and that is not served."""
-    reasons = []
-    for key in (*config.ranks, *config.alphas):
-        # PEFT takes them for regular expressions; one from a stranger can take for ever.
-        if _PLAIN.fullmatch(_plain(key)) is None:
-            reasons.append(f"the pattern {key[:64]!r} is a regular expression; the ends of modules' names are served")
+    # PEFT takes patterns for regular expressions; one from a stranger can take for ever.
+    reasons = [
+        f"the pattern {key[:64]!r} is a regular expression; the ends of modules' names are served"
+        for key in (*config.ranks, *config.alphas)
+        if _PLAIN.fullmatch(_plain(key)) is None
+    ]
     if raw.get("peft_type") != "LORA":
         reasons.append(f"peft_type {str(raw.get('peft_type'))[:64]!r} is not LORA")
     for name, rank in (("r", config.rank), *((f"rank_pattern {key[:64]!r}", r) for key, r in config.ranks.items())):

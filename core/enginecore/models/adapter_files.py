@@ -168,4 +168,3 @@ def _unsupported(reasons: list[str]) -> UnsupportedError:
     more = len(reasons) - _MOST_REASONS
     shown = reasons if more <= 0 else [*reasons[:_MOST_REASONS], f"and {more} more"]
     return UnsupportedError("the adapter cannot be served", reasons=tuple(shown))
-

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from enginecore.layers.lora import AdaptedLinear, RowSlots
+from enginecore.layers.lora import AdaptedLinear, AdaptedPreparingLinear, RowSlots
 from enginecore.models.adapter_files import Adapter
 from enginecore.ops.dispatch import Ops
 
@@ -49,8 +49,15 @@ class AdapterSlots:
     that `modules` has (outputs, inputs) of every module that an adapter may name."""
 
     def __init__(
-        self, linears: Iterable[tuple[str, int, int]], *, slots: int, rank: int, dtype: str, device: torch.device, ops: Ops
-    ) -> None:  # fmt: skip
+        self,
+        linears: Iterable[tuple[str, int, int]],
+        *,
+        slots: int,
+        rank: int,
+        dtype: str,
+        device: torch.device,
+        ops: Ops,
+    ) -> None:
         self.num_slots, self.max_rank = slots, rank
         self.dtype: torch.dtype = getattr(torch, dtype)
         self.rows = RowSlots()
@@ -58,7 +65,7 @@ class AdapterSlots:
         self._linears = {name: (outputs, inputs) for name, outputs, inputs in linears}
         self._places: dict[str, tuple[AdaptedLinear, int]] = {}
         self._filled: list[set[str]] = [set() for _ in range(slots)]
-        self._device = device
+        self._device, self._ops = device, ops
         self._shrink = ops.get("lora_shrink", dtype, rank=rank)
         self._expand = ops.get("lora_expand", dtype, rank=rank)
 
@@ -68,10 +75,14 @@ class AdapterSlots:
         if not all(prefix in self._linears for prefix in prefixes):
             return packed
         sizes = [self._linears[prefix][0] for prefix in prefixes]
-        linear = AdaptedLinear(
-            packed, sizes, self.rows, slots=self.num_slots, rank=self.max_rank, dtype=self.dtype, device=self._device,
-            shrink=self._shrink, expand=self._expand,
-        )  # fmt: skip
+        settings: dict[str, Any] = {
+            "slots": self.num_slots, "rank": self.max_rank, "dtype": self.dtype, "device": self._device,
+            "shrink": self._shrink, "expand": self._expand,
+        }  # fmt: skip
+        if hasattr(packed, "normed"):
+            linear: AdaptedLinear = AdaptedPreparingLinear(packed, sizes, self.rows, ops=self._ops, **settings)
+        else:
+            linear = AdaptedLinear(packed, sizes, self.rows, **settings)
         for number, prefix in enumerate(prefixes):
             self._places[prefix] = (linear, number)
             self.modules[prefix] = self._linears[prefix]

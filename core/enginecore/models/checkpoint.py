@@ -105,7 +105,7 @@ class Checkpoint:
     def parts_of_experts(self, name: str) -> list[list[tuple[TensorSource, str]]]:
         """What parameter `name` [X, ...] is stacked from: for each side (gate and up, or down) the tensors of all
         experts in order. Empty where it is made in another way."""
-        group = self._converted.get(name)
+        group: Any = self._converted.get(name)
         made = [type(operation).__name__ for operation in getattr(group, "operations", [])]
         if made not in (["MergeModulelist"], ["MergeModulelist", "Concatenate"]):
             return []

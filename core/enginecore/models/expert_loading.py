@@ -11,7 +11,7 @@ from torch import nn
 from enginecore.errors import ModelError
 from enginecore.layers.experts import Experts, activation_of
 from enginecore.models.checkpoint import Checkpoint
-from enginecore.models.quantized_tensors import join
+from enginecore.models.quantized_tensors import QuantizedTensors, join
 from enginecore.ops.dispatch import Ops
 from enginecore.ops.expert_weights import ExpertWeights, stack_experts
 
@@ -23,33 +23,51 @@ logger = logging.getLogger(__name__)
 
 def load_experts(model: nn.Module, weights: Materializer, ops: Ops, dtype: str) -> list[str]:
     """Replace what can be replaced in `model`; the names of modules whose weights stay packed."""
-    packed = []
+    packed, unpacked = [], []
+    packs = ops.native("quantized_experts", dtype) is not None
     for prefix, module in list(model.named_modules()):
         activation = activation_of(module)
         if activation is None:
             continue
         names = [f"{prefix}.{part}" for part in ("gate_up_proj", "down_proj")]
-        kept = [read_kept_experts(weights.checkpoint, name, weights.kept_schemes) for name in names]
-        op = None
-        if all(part is not None for part in kept):
-            attributes = [part.attributes() for part in kept if part is not None]
-            found = [ops.native("quantized_experts", dtype, **each) for each in attributes]
-            op = found[0] if all(found) else None
-        if op is not None:
-            sides = [part.to(weights.device) for part in kept if part is not None]
-            weights.bytes += sum(side.nbytes for side in sides)
-            for name in names:
-                weights.checkpoint.forget(name)
-            model.set_submodule(prefix, Experts(op, *sides, activation))
+        made = _packed(weights, names, ops, dtype, activation) if packs else None
+        if made is not None:
+            model.set_submodule(prefix, made)
             packed.append(prefix)
             continue
-        if any(part is not None for part in kept):
-            logger.warning("%s is unpacked: the device has no product of experts for its scheme", prefix)
+        if any(_is_quantised(weights.checkpoint, name) for name in names):
+            unpacked.append(prefix)
         op = ops.native("moe_experts", dtype)
         if op is not None:
             gate_up_X2FE, down_XEF = (weights.tensor(name) for name in names)
             model.set_submodule(prefix, Experts(op, gate_up_X2FE, down_XEF, activation))
+    if unpacked:
+        logger.warning("experts of %d layers are unpacked: no product of the device's takes them as they are",
+                       len(unpacked))  # fmt: skip
     return packed
+
+
+def _packed(weights: Materializer, names: list[str], ops: Ops, dtype: str, activation: str) -> Experts | None:
+    """The experts as the checkpoint has them; None where it has them in plain numbers or the device refuses them."""
+    op, sides = None, []
+    for name in names:
+        kept = read_kept_experts(weights.checkpoint, name, weights.kept_schemes)
+        op = ops.native("quantized_experts", dtype, **kept.attributes()) if kept is not None else None
+        if kept is None or op is None:
+            return None
+        sides.append(kept)
+    assert op is not None
+    gate_up, down = (side.to(weights.device) for side in sides)
+    weights.bytes += gate_up.nbytes + down.nbytes
+    for name in names:
+        weights.checkpoint.forget(name)
+    return Experts(op, gate_up, down, activation)
+
+
+def _is_quantised(checkpoint: Checkpoint, name: str) -> bool:
+    sides = checkpoint.parts_of_experts(name)
+    source, key = sides[0][0] if sides else (None, "")
+    return isinstance(source, QuantizedTensors) and source.scheme(key) is not None
 
 
 def read_kept_experts(checkpoint: Checkpoint, name: str, schemes: frozenset[str]) -> ExpertWeights | None:

@@ -46,12 +46,12 @@ def read_kv_scales(checkpoint: Checkpoint, calls: tuple[AttentionCall, ...]) -> 
                 continue
             scales = _checked(name, source.read_left_out(name), heads[int(layer[1])])
             found.setdefault(int(layer[1]), {})[match["side"] or match["plain"]] = scales
-    for layer, sides in found.items():
+    for number, sides in found.items():
         if len(sides) < 2:
             raise ModelError(
-                f"layer {layer} of {checkpoint.name} has scales of {', '.join(sides)} alone, not of k and v"
+                f"layer {number} of {checkpoint.name} has scales of {', '.join(sides)} alone, not of k and v"
             )
-    return {layer: (sides["k"], sides["v"]) for layer, sides in found.items()}
+    return {number: (sides["k"], sides["v"]) for number, sides in found.items()}
 
 
 def _checked(name: str, scales: torch.Tensor, heads: int) -> torch.Tensor:

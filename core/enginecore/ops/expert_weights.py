@@ -54,15 +54,15 @@ class ExpertWeights:
 def stack_experts(parts: Sequence[Int4Weight | ScaledWeight | QuantizedWeight]) -> ExpertWeights | None:
     """One weight for each expert, all of one shape; None where they are of different kinds. Raises ModelError where
     their sides differ."""
-    weights = [_plain(part) for part in parts]
-    if None in weights:
+    weights = [weight for weight in map(_plain, parts) if weight is not None]
+    if len(weights) < len(parts):
         return None
     first: Any = weights[0]
     kinds = {(type(weight), *((k, v) for k, v in vars(weight).items() if _is_plain(v))) for weight in weights}
     names = set(_tensors(first))
     if len(kinds) > 1 or any(set(_tensors(weight)) != names for weight in weights):
         return None
-    sides = {(weight.out_features, weight.in_features) for weight in weights if weight is not None}
+    sides = {(weight.out_features, weight.in_features) for weight in weights}
     if len(sides) > 1:
         raise ModelError(f"experts of one layer have weights of different sizes: {sorted(sides)}")
     made = {}

@@ -12,6 +12,7 @@ from enginecore.adapters import AdapterKey
 from enginecore.models.adapter_files import Adapter
 from enginecore.models.adapter_slots import AdapterSlots
 from enginecore.plan import NewRequest, StepPlan
+from enginecore.runner.transfers import Transfers
 
 
 class RunnerAdapters:
@@ -22,7 +23,8 @@ class RunnerAdapters:
         self.loaded: dict[AdapterKey, Adapter] = {}
         #: Steps in which some row had an adapter.
         self.num_steps = 0
-        self._device = device
+        #: How a step's arrays come to the device.
+        self.transfers = Transfers(device)
         self._slot_of: dict[AdapterKey, int] = {}
         self._adapter_S = np.full(max_num_seqs, -1, np.int64)
 
@@ -46,5 +48,5 @@ class RunnerAdapters:
             self.slots.rows.clear()
             return
         self.num_steps += 1
-        adapter_T = torch.from_numpy(np.repeat(adapter_N, plan.num_new_N)).to(self._device)
-        self.slots.rows.use(adapter_T, torch.from_numpy(logits_indices).to(self._device))
+        adapter_T, logits_indices_R = self.transfers.send(np.repeat(adapter_N, plan.num_new_N), logits_indices)
+        self.slots.rows.use(adapter_T, logits_indices_R)

@@ -17,12 +17,16 @@ from enginecore.request import EngineRequest
 
 @dataclass(frozen=True)
 class StepInputs:
-    """`batch.logits_indices` lists the sampling rows' last tokens first, in row order, then for each (row, first
-    position, count) of `prompt_rows` the tokens whose logits predict prompt positions first .. first + count - 1.
+    """`batch.logits_indices` lists the sampling rows' last tokens first, in row order (those from the last known one on
+    where a row has guesses), then for each (row, first position, count) of `prompt_rows` the tokens whose logits
+    predict prompt positions first .. first + count - 1. R: the tokens that are sampled; each one's row of the plan is
+    `rows_R`, and its sequence has `lengths_R` tokens before it.
     `late`: the tokens of the step (their places, their slots) whose ids the host does not know; None: it knows all."""
 
     batch: RuntimeBatch
     sample_rows: list[int]
+    rows_R: np.ndarray
+    lengths_R: np.ndarray
     prompt_rows: list[tuple[int, int, int]]
     late: tuple[np.ndarray, np.ndarray] | None = None
 
@@ -58,6 +62,9 @@ class PersistentBatch:
             self._enter(new)
         for slot, first, blocks in plan.block_updates:
             self.block_table_SB[slot, first : first + len(blocks)] = blocks
+        for row, ids in plan.guesses.items():
+            end = int(plan.starts_N[row] + plan.num_new_N[row])
+            self.tokens_SL[plan.slots_N[row], end - len(ids) : end] = ids
 
     def _enter(self, new: NewRequest) -> None:
         self.tokens_SL[new.slot, : len(new.token_ids)] = new.token_ids
@@ -94,7 +101,8 @@ class PersistentBatch:
             slot_mapping_T[(slots_T == slot) & (positions_T < self.write_from.pop(slot))] = -1
         sample_rows = np.flatnonzero(plan.samples_N)
         logits_indices, prompt_rows = self._prompt_rows(plan, query_start_loc)
-        last = query_start_loc[1:][sample_rows] - 1
+        rows_R, back_R = _sampled(sample_rows, plan.guesses)
+        last = query_start_loc[1:][rows_R] - 1 - back_R
         late_rows = np.flatnonzero(self.late_S[slots] == seq_lens - 1)
         late = (query_start_loc[1:][late_rows].astype(np.int64) - 1, slots[late_rows]) if len(late_rows) else None
         return StepInputs(
@@ -109,6 +117,8 @@ class PersistentBatch:
                 request_ids=self.request_ids_S[slots].tolist(),
             ),
             sample_rows=sample_rows.tolist(),
+            rows_R=rows_R,
+            lengths_R=seq_lens[rows_R] - back_R,
             prompt_rows=prompt_rows,
             late=late,
         )
@@ -152,3 +162,13 @@ class PersistentBatch:
         self.tokens_SL[slots, positions] = tokens
         self.late_S[slots[self.late_S[slots] == positions]] = -1
         return mine
+
+
+def _sampled(sample_rows: np.ndarray, guesses: dict[int, list[int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(row, how far before the row's last token) of each token after which one is sampled."""
+    if not guesses:
+        return sample_rows, np.zeros(len(sample_rows), np.int64)
+    counts = np.array([len(guesses.get(row, ())) for row in sample_rows.tolist()], np.int64)
+    rows_R = np.repeat(sample_rows, counts + 1)
+    back_R = np.repeat(np.cumsum(counts + 1) - 1, counts + 1) - np.arange(len(rows_R))
+    return rows_R, back_R

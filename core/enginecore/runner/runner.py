@@ -16,12 +16,13 @@ from enginecore.runner.grammar import Grammars, GrammarStore, missing_logits
 from enginecore.runner.graphs import GraphedModel
 from enginecore.runner.model import LateTokens, PagedModel, StepModel
 from enginecore.runner.sampler import Draw, Sampler
+from enginecore.runner.speculation import Speculation, collapse
 from enginecore.runner.transfers import Transfers
 
 
 @dataclass
 class Submitted:
-    """A step that the device has. R: the rows that sample; `lengths_R` are their sequences' tokens before that."""
+    """A step that the device has. R: what is sampled, each after `lengths_R` tokens of its sequence."""
 
     plan: StepPlan
     inputs: StepInputs
@@ -50,7 +51,9 @@ class ModelRunner:
         max_model_len: int,
         block_size: int,
         adapters: RunnerAdapters | None = None,
+        speculation: Speculation | None = None,
     ) -> None:
+        self._speculation = speculation
         self._model, self._device = model, device
         #: The last token that was sampled in each slot, where steps are planned ahead.
         self._last_S: torch.Tensor | None = None
@@ -68,7 +71,8 @@ class ModelRunner:
 
     def execute(self, plan: StepPlan) -> StepResult:
         """Run a plan that is not empty; blocks until its tokens are known."""
-        return self.collect(self.submit(plan))
+        result: StepResult = self.collect(self.submit(plan))
+        return result
 
     def look_ahead(self, transfers: Transfers) -> None:
         """From now on the next step may be submitted before a step is collected; the tokens in between stay on the
@@ -76,6 +80,8 @@ class ModelRunner:
         paged = self._model.paged if isinstance(self._model, GraphedModel) else self._model
         assert isinstance(paged, PagedModel)
         paged.transfers = self._sampler.transfers = transfers
+        if self._adapters is not None:
+            self._adapters.transfers = transfers
         self._last_S = torch.zeros(len(self._batch.requests), dtype=torch.int64, device=self._device)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
@@ -93,11 +99,10 @@ class ModelRunner:
         if self._adapters is not None:
             self._adapters.begin(plan, inputs.batch.logits_indices)
         if self.grammars:
-            self.grammars.begin(plan.slots_N[inputs.sample_rows].tolist())
+            self.grammars.begin(plan.slots_N[inputs.rows_R].tolist())
         late = self._late(inputs)
         result = self._model.execute(inputs.batch) if late is None else self._model.execute(inputs.batch, late)
-        rows = np.array(inputs.sample_rows, np.int64)
-        slots, lengths = plan.slots_N[rows], (plan.starts_N + plan.num_new_N)[rows]
+        slots, lengths = plan.slots_N[inputs.rows_R], inputs.lengths_R
         submitted = Submitted(plan, inputs, slots, lengths, self._batch.expect(slots, lengths),
                               seconds=self._model.step_seconds(), replayed=self._model.replayed)  # fmt: skip
         if result.dtype == torch.int64:
@@ -110,14 +115,15 @@ class ModelRunner:
         if inputs.late is None:
             return None
         assert self._last_S is not None, "a step needs a token that is not known"
-        return LateTokens(*self._sampler.transfers.send(*inputs.late), self._last_S)
+        index, slots = self._sampler.transfers.send(*inputs.late)
+        return LateTokens(index, slots, self._last_S)
 
     @torch.inference_mode()  # type: ignore[untyped-decorator]
     def collect(self, submitted: Submitted) -> StepResult:
         """What came of a step, in the order of submission; blocks until its tokens are known."""
         if submitted.chosen_R is not None:
             return self._take_chosen(submitted, submitted.chosen_R)
-        rows, slots = submitted.inputs.sample_rows, submitted.slots_R
+        rows, slots = submitted.inputs.rows_R.tolist(), submitted.slots_R
         result = StepResult([], prompt_logprobs=submitted.prompt_logprobs, seconds=submitted.seconds,
                             replayed=submitted.replayed)  # fmt: skip
         if submitted.draw is None:
@@ -130,17 +136,17 @@ class ModelRunner:
         for i, tokens in forced.items():
             at = submitted.lengths_R[i] + 1
             self._batch.tokens_SL[slots[i], at : at + len(tokens)] = tokens
-        return replace(
-            result,
-            token_ids=token_ids,
-            forced={rows[i]: tokens for i, tokens in forced.items()},
-            logprobs={rows[i]: entry for i, entry in logprobs.items()},
-            errors={rows[i]: text for i, text in errors.items()},
-        )
+        result = replace(result, token_ids=token_ids, forced=forced, logprobs=logprobs, errors=errors)
+        result = collapse(result, submitted.plan, rows)
+        if self._speculation is not None:
+            result = self._speculation.look_on(result, submitted.plan, self._batch.tokens_SL)
+        return result
 
     def _enter(self, new: NewRequest) -> None:
         self._sampler.enter(new)
         self.grammars.enter(new)
+        if self._speculation is not None:
+            self._speculation.enter(new.slot, new.request)
         if self._adapters is not None:
             self._adapters.enter(new)
         params = new.request.params
@@ -168,7 +174,7 @@ class ModelRunner:
         return sorted(self._ops.fallbacks)
 
     def _sample(self, submitted: Submitted, logits_RV: torch.Tensor) -> None:
-        rows, plan = submitted.inputs.sample_rows, submitted.plan
+        rows, plan = submitted.inputs.rows_R, submitted.plan
         at = len(rows)
         for row, first, count in submitted.inputs.prompt_rows:
             slot = int(plan.slots_N[row])
@@ -176,7 +182,7 @@ class ModelRunner:
             params = self._batch.request(slot).params
             submitted.prompt_logprobs[row] = self._sampler.prompt_logprobs(logits_RV[at : at + count], params, targets)
             at += count
-        if not rows:
+        if not len(rows):
             return
         slots = submitted.slots_R.tolist()
         submitted.draw = self._sampler.draw(

@@ -16,6 +16,7 @@ by a fork, before the step that computed it is booked.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,10 +42,13 @@ class Lookahead(Beams, Tiering):
     #: Plans that have departed and are not booked.
     _in_flight: int
 
+    def abort(self, request_ids: Iterable[str], reason: str = "abort") -> list[str]:
+        raise NotImplementedError
+
     def depart(self, plan: StepPlan) -> Flight:
         """The device has the plan: what it computes counts from here on, what it samples as tokens not known yet."""
         table, slots = self.running, plan.slots_N
-        table.num_computed_S[slots] = plan.starts_N + plan.num_new_N
+        table.num_computed_S[slots] = plan.ends_N
         sampled = slots[plan.samples_N]
         table.num_tokens_S[sampled] += 1
         table.ahead_S[sampled] += 1

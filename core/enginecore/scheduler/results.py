@@ -6,12 +6,13 @@ import numpy as np
 
 from enginecore.plan import IntArray, StepPlan, StepResult
 from enginecore.request import EngineOutput
+from enginecore.scheduler.guesses import Guesses
 from enginecore.scheduler.lookahead import Flight, Lookahead
 from enginecore.scheduler.pinning import Pinning
 from enginecore.scheduler.sequence import Sequence
 
 
-class Results(Lookahead, Pinning):
+class Results(Lookahead, Pinning, Guesses):
     """A base of `Scheduler`, which owns what is named here."""
 
     def _leave(self, sequence: Sequence) -> None:
@@ -31,17 +32,20 @@ class Results(Lookahead, Pinning):
         self._time_step(flight.planned_at, plan, result)
         alive_N = self.alive(flight)
         slots = plan.slots_N
-        ends = plan.starts_N + plan.num_new_N
+        ends = plan.ends_N
         rows, token_ids = np.flatnonzero(plan.samples_N), result.token_ids
         tokens = np.array(token_ids, np.int64)
+        all_alive = bool(alive_N.all())
+        if not all_alive:
+            tokens, rows = tokens[alive_N[rows]], rows[alive_N[rows]]
+            token_ids = tokens.tolist()
+        taken = self._take_accepted(plan, result, rows, tokens, ends) if result.accepted else {}
         full_N = ends // block_size > plan.starts_N // block_size
-        if alive_N.all():
+        if all_alive:
             table.num_booked_S[slots] = ends
         else:
             table.num_booked_S[slots[alive_N]] = ends[alive_N]
             full_N &= alive_N
-            tokens, rows = tokens[alive_N[rows]], rows[alive_N[rows]]
-            token_ids = tokens.tolist()
         for row, entries in result.prompt_logprobs.items():
             collected = table.sequence(int(slots[row])).prompt_logprobs if alive_N[row] else None
             if collected is not None:
@@ -84,13 +88,18 @@ class Results(Lookahead, Pinning):
             if forced and row in forced:
                 output.token_ids += forced[row]
                 token = forced[row][-1]
+            if taken and row in taken:
+                output.token_ids = taken[row]
+                token = taken[row][-1]
             if row in logprobs:
-                output.logprobs = [logprobs[row]]
+                output.logprobs = [logprobs[row], *result.accepted_logprobs.get(row, ())][: len(output.token_ids)]
             if sequence.prompt_logprobs is not None:
                 output.prompt_logprobs, sequence.prompt_logprobs = sequence.prompt_logprobs, None
             if done or slot in many_stops or row in errors:
                 self._finish(sequence, token, row, result, output)
             outputs.append(output)
+        if result.guesses:
+            self._keep_guesses(slots, {row: ids for row, ids in result.guesses.items() if alive_N[row]})
         if self._groups:
             outputs += self._advance_searches(plan, result)
         return outputs

@@ -39,6 +39,8 @@ class RunningTable:
         self.stop_SX = np.full((max_num_seqs, STOP_COLUMNS), -1, np.int64)
         self.sequences: list[Sequence | None] = [None] * max_num_seqs
         self.many_stops: dict[int, frozenset[int]] = {}
+        #: Tokens that may come next, by slot.
+        self.guesses: dict[int, list[int]] = {}
         self._free_slots = list(range(max_num_seqs - 1, -1, -1))
         self._keys: list[tuple[int, int, int]] = []
         self._order: IntArray | None = None
@@ -106,6 +108,7 @@ class RunningTable:
         sequence.slot = -1
         self.sequences[slot] = None
         self.many_stops.pop(slot, None)
+        self.guesses.pop(slot, None)
         if not keep_slot:
             self._free_slots.append(slot)
         del self._keys[bisect.bisect_left(self._keys, (*key, slot))]

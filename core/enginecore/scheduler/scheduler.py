@@ -44,7 +44,8 @@ class SchedulerConfig:
     """`long_prefill_token_threshold` 0 means no cap a sequence; `watermark` is the share of blocks that admission
     leaves free for running sequences to grow into. `copies_blocks` says whether plans may ask for copies of blocks.
     `tenant_cache_floor` and `tenant_cache_cap` are shares of the blocks that a tenant's cached prefixes keep, and may
-    take. `max_loras` adapters may be in one batch (0: whoever runs the plans does not ask which)."""
+    take. `speculates`: whoever runs the plans guesses tokens. `max_loras` adapters may be in one batch (0: whoever runs
+    the plans does not ask which)."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -61,6 +62,7 @@ class SchedulerConfig:
     seed: int = 0
     copies_blocks: bool = True
     max_loras: int = 0
+    speculates: bool = False
 
 
 class Scheduler(Results):
@@ -117,6 +119,7 @@ class Scheduler(Results):
         self._arrivals += 1
         seed = request.seed if request.seed is not None else request_seed(self.config.seed, self._arrivals)
         sequence = Sequence(request, self._arrivals, seed)
+        sequence.needs_known_tokens |= self.config.speculates
         problem = self._begin_search(sequence) if request.params.beam is not None else None
         if problem is not None:
             return problem
@@ -189,6 +192,7 @@ class Scheduler(Results):
                 slots = np.concatenate([slots, np.array([slot for slot, _ in admitted], np.int64)])
                 give = np.concatenate([give, np.array([count for _, count in admitted], np.int64)])
         starts = self.running.num_computed_S[slots]
+        ends = starts + give
         num_tokens = int(give.sum())
         if num_tokens:
             self.journal.step(len(slots), num_tokens, self._why_no_more(num_tokens, preempted))
@@ -197,12 +201,13 @@ class Scheduler(Results):
             slots_N=slots,
             starts_N=starts,
             num_new_N=give,
-            samples_N=starts + give == self.running.num_tokens_S[slots],
+            samples_N=ends >= self.running.num_tokens_S[slots],
             new=new,
             block_updates=updates,
             copies=copies,
             moves=moves,
             adapters=self.adapters.take_placed() if self.adapters is not None else [],
+            guesses=self._guessed(slots, ends) if self.running.guesses else {},
         )
 
     def _why_no_more(self, num_tokens: int, preempted: bool) -> int:
@@ -224,6 +229,8 @@ class Scheduler(Results):
         if not len(slots):
             return slots, np.zeros(0, np.int64), False
         want = np.minimum(table.num_tokens_S[slots] - table.num_computed_S[slots], self._chunk)
+        if table.guesses:
+            want = self._with_guesses(slots, want, block_size)
         if self._in_flight:
             want[self._ending(slots)] = 0
         slots, give = self._shared_out(slots, want)

@@ -98,6 +98,11 @@ class NativeOps(OpTable):
             "rotary_embedding": self._rotary_embedding,
             "pack_linear": self._pack_linear,
             "sample": self._sample,
+            **(
+                {"lora_shrink": self._lora_shrink, "lora_expand": self._lora_expand}
+                if hasattr(kernels, "lora_shrink")
+                else {}
+            ),
             **{name: self._gate(kind) for name, kind in _ACTIVATIONS.items()},
         }
         self._impls = {name: Impl(run, _supports, f"{kernels.isa}/{name}") for name, run in table.items()}
@@ -133,6 +138,21 @@ class NativeOps(OpTable):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         self._kernels.rotary(positions, query, key, cos_sin, interleaved)
         return query, key
+
+    def _lora_shrink(self, x: torch.Tensor, a: torch.Tensor, adapter: torch.Tensor) -> torch.Tensor:
+        h = torch.empty((a.shape[0], x.shape[0], a.shape[2]), dtype=torch.float32)
+        if x.shape[0]:
+            self._kernels.lora_shrink(x if x.stride(1) == 1 else x.contiguous(), a, adapter, h)
+        return h
+
+    def _lora_expand(
+        self, h: torch.Tensor, b: list[torch.Tensor], adapter: torch.Tensor, y: torch.Tensor
+    ) -> torch.Tensor:
+        start = 0
+        for part, weight in zip(h, b, strict=True) if y.shape[0] else ():
+            self._kernels.lora_expand(part, weight, adapter, y, start)
+            start += weight.shape[1]
+        return y
 
     def _gate(self, kind: int) -> Callable[[torch.Tensor], torch.Tensor]:
         run = self._kernels.gate

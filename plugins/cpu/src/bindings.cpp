@@ -126,6 +126,45 @@ class Kernels {
     desk_.put([this, a, rows] { run_gate(pool_, isa_, a, rows); });
   }
 
+  void lora_shrink(nb::handle x_object, nb::handle a_object, nb::handle adapter_object, nb::handle h_object) {
+    const Tensor x = view(x_object, "x", 2), a = view(a_object, "a", 4), h = view(h_object, "h", 3, Kind::kFloat32);
+    const Tensor adapter = view(adapter_object, "adapter", 1, Kind::kInt64);
+    LoraShrinkArgs args{};
+    args.dtype = float_type(x, "x");
+    require(a.kind == x.kind && a.contiguous() && a.shape[3] == x.shape[1], "a", "must be a contiguous [S, N, R, inputs] of x's dtype");
+    require(x.stride[1] == 1 || x.shape[1] <= 1, "x", "must be contiguous in its last dimension");
+    require(adapter.contiguous() && adapter.shape[0] == x.shape[0], "adapter", "must be contiguous, one a token");
+    require(h.contiguous() && h.shape[0] == a.shape[0] && h.shape[1] == x.shape[0] && h.shape[2] == a.shape[2], "h",
+            "must be a contiguous [S, tokens, R]");
+    args.x = x.data;
+    args.x_stride = x.stride[0] * x.item();
+    args.a = a.data;
+    args.adapter = adapter.as<int64_t>();
+    args.h = h.as<float>();
+    args.T = x.shape[0], args.S = a.shape[0], args.N = a.shape[1], args.R = a.shape[2], args.I = a.shape[3];
+    desk_.put([this, args] { run_lora_shrink(pool_, isa_, args); });
+  }
+
+  // `h` and `b` are those of one slice, whose columns of y begin at `start`.
+  void lora_expand(nb::handle h_object, nb::handle b_object, nb::handle adapter_object, nb::handle y_object, int64_t start) {
+    const Tensor h = view(h_object, "h", 2, Kind::kFloat32), b = view(b_object, "b", 3), y = view(y_object, "y", 2);
+    const Tensor adapter = view(adapter_object, "adapter", 1, Kind::kInt64);
+    LoraExpandArgs args{};
+    args.dtype = float_type(y, "y");
+    require(b.kind == y.kind && b.contiguous() && b.shape[2] == h.shape[1], "b", "must be a contiguous [N, outputs, R] of y's dtype");
+    require(h.contiguous() && h.shape[0] == y.shape[0], "h", "must be a contiguous [tokens, R]");
+    require(adapter.contiguous() && adapter.shape[0] == y.shape[0], "adapter", "must be contiguous, one a token");
+    require(y.stride[1] == 1 || y.shape[1] <= 1, "y", "must be contiguous in its last dimension");
+    require(start >= 0 && start + b.shape[1] <= y.shape[1], "start", "must leave room for the slice's outputs in y");
+    args.h = h.as<float>();
+    args.b = b.data;
+    args.adapter = adapter.as<int64_t>();
+    args.y = y.data + start * y.item();
+    args.y_stride = y.stride[0] * y.item();
+    args.T = y.shape[0], args.N = b.shape[0], args.P = b.shape[1], args.R = b.shape[2];
+    desk_.put([this, args] { run_lora_expand(pool_, isa_, args); });
+  }
+
   void cache_write(nb::handle k_object, nb::handle v_object, nb::handle cache_object, nb::handle slots_object) {
     const Tensor k = view(k_object, "key", 3), v = view(v_object, "value", 3), slots = view(slots_object, "slot_mapping", 1, Kind::kInt64);
     const CacheView cache = cache_view(cache_object, int(k.shape[2]), float_type(k, "key"), "kv_cache", "key and value");
@@ -329,6 +368,8 @@ NB_MODULE(_native, m) {
       .def("add_rms_norm", &Kernels::add_rms_norm)
       .def("rotary", &Kernels::rotary, nb::arg("positions"), nb::arg("query"), nb::arg("key").none(), nb::arg("cos_sin"), nb::arg("interleaved"))
       .def("gate", &Kernels::gate)
+      .def("lora_shrink", &Kernels::lora_shrink)
+      .def("lora_expand", &Kernels::lora_expand)
       .def("cache_write", &Kernels::cache_write)
       .def("attention", &Kernels::attention, nb::arg("query"), nb::arg("kv_cache"), nb::arg("query_start_loc"), nb::arg("seq_lens"),
            nb::arg("block_table"), nb::arg("out"), nb::arg("scale"), nb::arg("soft_cap"), nb::arg("window"), nb::arg("sinks").none(),

@@ -214,3 +214,22 @@ void run_rotary(Pool& pool, const Isa& isa, const RotaryArgs& args, int64_t toke
 void run_gate(Pool& pool, const Isa& isa, const GateArgs& args, int64_t rows) {
   over_rows(pool, rows, args.F * 4, [&](int64_t begin, int64_t end) { isa.gate(args, begin, end, 0, args.F); });
 }
+
+static void check_adapters(const int64_t* adapter, int64_t tokens, int64_t adapters) {
+  for (int64_t t = 0; t < tokens; ++t)
+    if (adapter[t] >= adapters)
+      throw std::out_of_range("adapter " + std::to_string(adapter[t]) + " is not one of " + std::to_string(adapters));
+}
+
+void run_lora_shrink(Pool& pool, const Isa& isa, const LoraShrinkArgs& args) {
+  check_adapters(args.adapter, args.T, args.N);
+  over_rows(pool, args.T * args.S, args.R * args.I / 8,
+            [&](int64_t begin, int64_t end) { isa.lora_shrink(args, begin, end); });
+}
+
+void run_lora_expand(Pool& pool, const Isa& isa, const LoraExpandArgs& args) {
+  check_adapters(args.adapter, args.T, args.N);
+  const int64_t runs = (args.P + kLoraRun - 1) / kLoraRun;
+  over_rows(pool, args.T * runs, kLoraRun * (args.R + 16) / 8,
+            [&](int64_t begin, int64_t end) { isa.lora_expand(args, begin, end); });
+}

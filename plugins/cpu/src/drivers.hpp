@@ -102,6 +102,10 @@ void run_norm(Pool& pool, const Isa& isa, const NormArgs& args, int64_t rows);
 void run_rotary(Pool& pool, const Isa& isa, const RotaryArgs& args, int64_t tokens, int64_t num_positions);
 void run_gate(Pool& pool, const Isa& isa, const GateArgs& args, int64_t rows);
 
+// Adapters of each token must be below N; that is checked here, in each run.
+void run_lora_shrink(Pool& pool, const Isa& isa, const LoraShrinkArgs& args);
+void run_lora_expand(Pool& pool, const Isa& isa, const LoraExpandArgs& args);
+
 struct SampleArgs {
   const float* logits;
   int64_t stride, rows, vocab;

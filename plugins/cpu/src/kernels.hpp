@@ -217,6 +217,30 @@ struct GateArgs {
   DType dtype;
 };
 
+constexpr int64_t kLoraRun = 256;  // outputs of one token that are a piece of work
+
+// h[s, t] = a[s, adapter[t]] x[t], zeros where adapter[t] is negative. a [S][N][R][I], h [S][T][R].
+struct LoraShrinkArgs {
+  const char* x;
+  int64_t x_stride;  // bytes between rows
+  const char* a;
+  const int64_t* adapter;
+  float* h;
+  int64_t T, S, N, R, I;
+  DType dtype;
+};
+
+// y[t] += b[adapter[t]] h[t] where adapter[t] is not negative. b [N][P][R], h [T][R].
+struct LoraExpandArgs {
+  const float* h;
+  const char* b;
+  const int64_t* adapter;
+  char* y;
+  int64_t y_stride;  // bytes between rows
+  int64_t T, N, P, R;
+  DType dtype;
+};
+
 constexpr int kSumBlock = 256;  // probabilities whose sum is kept, so that a draw skips whole blocks
 
 struct Isa {
@@ -246,6 +270,9 @@ struct Isa {
   // For the benches: the largest of x[begin..end); floating-point operations done in that many rounds from registers.
   float (*measure_read)(const float* x, int64_t begin, int64_t end);
   int64_t (*measure_matrix)(DType, int64_t rounds);
+  // Pieces: (token, slice) of a shrink, (token, run of kLoraRun outputs) of an expand.
+  void (*lora_shrink)(const LoraShrinkArgs&, int64_t begin, int64_t end);
+  void (*lora_expand)(const LoraExpandArgs&, int64_t begin, int64_t end);
 };
 
 const Isa* isa_avx512_bf16();

@@ -16,7 +16,7 @@ from typing import Any
 import interpreted_engine
 import torch
 from interpreted_engine import generate, greedy, random_prompts
-from interpreted_quantized import A100, AWQ, GROUP, compressed, float8, float8_blocks, four_bits, words
+from interpreted_quantized import A100, AWQ, GROUP, float8_blocks, four_bits, words
 from safetensors.torch import load_file, save_file
 
 LENGTHS, COUNT, EXPERTS = (1, 9), 2, 4
@@ -32,7 +32,6 @@ def awq(weight_OI: torch.Tensor) -> tuple[dict[str, torch.Tensor], torch.Tensor]
 FORMATS: dict[str, tuple[dict[str, Any], Any]] = {
     "plain": ({}, None),
     "awq": (_AWQ, awq),
-    "fp8": (compressed("float", 8), float8),
     "fp8, blocks": (_BLOCKS, float8_blocks),
 }
 

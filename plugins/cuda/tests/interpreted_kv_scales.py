@@ -19,7 +19,7 @@ import torch
 from interpreted_engine import generate, greedy, random_prompts, write_model
 from safetensors.torch import load_file, save_file
 
-LENGTHS, COUNT = (1, 21), 3
+LENGTHS, COUNT = (21,), 2
 CONFIG = {
     "quant_method": "compressed-tensors", "format": "float-quantized",
     "config_groups": {"a": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "tensor"}}},

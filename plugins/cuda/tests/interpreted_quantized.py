@@ -14,17 +14,20 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import interpreted_engine
 import torch
 from enginecore_cuda.capabilities import Gpu
-from interpreted_engine import H200, generate, greedy, random_prompts, write_model
+from interpreted_engine import generate, greedy, random_prompts, write_model
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-A100 = Gpu(name="NVIDIA A100", capability=(8, 0), multiprocessors=4)
+#: Of one multiprocessor each: nothing is cut into parts, and little is to be interpreted.
+A100 = Gpu(name="NVIDIA A100", capability=(8, 0), multiprocessors=1)
+H200 = replace(interpreted_engine.H200, multiprocessors=1)
 SIZES = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 1, "num_attention_heads": 4}
 GROUP, LENGTHS, COUNT = 64, (1, 9), 2
 AWQ = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -104,7 +107,6 @@ def compressed(kind: str, bits: int) -> dict[str, Any]:
 FORMATS: dict[str, tuple[dict[str, Any], Callable[..., Any], Gpu, tuple[torch.dtype, int] | None]] = {
     "awq": ({"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"}, awq, H200, None),
     "gptq": ({"quant_method": "gptq", "bits": 4, "group_size": GROUP, "desc_act": True}, gptq, H200, None),
-    "fp8, unpacked": (compressed("float", 8), float8, A100, None),
     "fp8": (compressed("float", 8), float8, H200, (torch.float8_e4m3fn, 10**9)),
     "fp8, blocks": ({"quant_method": "fp8", "weight_block_size": [128, 128]}, float8_blocks, H200,
                     (torch.float8_e4m3fn, 128)),

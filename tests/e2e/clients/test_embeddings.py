@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import numpy as np
 import openai
 import pytest
 from enginecore.frontend.tokenizer import Tokenizer
 from enginecore.models.store import resolve_model
+from enginecore.server.grpc import enginecore_pb2 as pb
+from enginecore.server.grpc.enginecore_pb2_grpc import InferenceStub
 from openai.types import CreateEmbeddingResponse
 
 from tests.e2e.clients.conftest import KEY
@@ -22,7 +26,7 @@ TEXTS = ["Hello world", "A cat sits on the mat.", "Où est la gare?"]
 @pytest.fixture(scope="module")
 def embedder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     log = tmp_path_factory.mktemp("embedder") / "log"
-    with ServerProcess("--api-key", KEY, model="all-minilm-l6-v2", log=log) as running:
+    with ServerProcess("--api-key", KEY, "--grpc-port", "0", model="all-minilm-l6-v2", log=log) as running:
         running.http.headers["authorization"] = f"Bearer {KEY}"
         yield running
 
@@ -53,6 +57,18 @@ def test_every_way_to_ask_gives_the_library_s_vectors(client: openai.OpenAI) -> 
     ids = [Tokenizer.load(path).encode(text) for text in TEXTS]
     assert np.array_equal(vectors(ask(model=MODEL_NAME, input=ids)), plain)
     assert np.array_equal(vectors(ask(model=MODEL_NAME, input=ids[1])), plain[1:2])
+
+
+def test_grpc_gives_the_same_vectors(client: openai.OpenAI, embedder: ServerProcess) -> None:
+    found = re.search(r"gRPC at (\S+)", embedder.log.read_text())
+    assert found is not None
+    plain = vectors(client.embeddings.create(model=MODEL_NAME, input=TEXTS))
+    with grpc.insecure_channel(found[1]) as channel:
+        stub = InferenceStub(channel)
+        answer = stub.Embed(pb.EmbedRequest(texts=TEXTS), metadata=(("x-api-key", KEY),), timeout=60)
+        assert np.array_equal(np.array([each.values for each in answer.embeddings], np.float32), plain)
+        with pytest.raises(grpc.RpcError, match="for pooling"):
+            stub.Generate(pb.GenerateRequest(text="x"), metadata=(("x-api-key", KEY),), timeout=60)
 
 
 def test_refusals_are_the_client_s_own_errors(client: openai.OpenAI) -> None:

@@ -91,4 +91,4 @@ def test_health_and_statuses(channel: grpc.Channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
         InferenceStub(channel).Embed(pb.EmbedRequest(texts=["x"]), metadata=MINE)
     error = caught.value
-    assert error.code() == grpc.StatusCode.UNIMPLEMENTED and "generates text" in error.details()
+    assert error.code() == grpc.StatusCode.UNIMPLEMENTED and "--runner pooling" in error.details()

@@ -74,7 +74,7 @@ async def test_random_messages() -> None:
     chance = random.Random(1)
     found: dict[str, int] = {}
     async with wired(tokens_per_step=64) as wire:
-        for number in range(250):
+        for number in range(120):
             for method in ("Generate", "GenerateStream", "Tokenize", "Detokenize"):
                 kind = getattr(pb, "GenerateRequest" if method == "GenerateStream" else f"{method}Request")
                 request = fill(kind(), chance, chance.choice((0.1, 0.3, 0.8)))
@@ -84,7 +84,7 @@ async def test_random_messages() -> None:
                 assert code in SAID, (number, method, code, request)
                 found[code] = found.get(code, 0) + 1
         assert not wire.http.llm.num_sequences and not wire.http.app.state.in_flight
-    assert found["OK"] > 20 and found["INVALID_ARGUMENT"] > 100, found
+    assert found["OK"] > 10 and found["INVALID_ARGUMENT"] > 50, found
     async with wired(server=pooling_server()) as wire:
         for _ in range(60):
             request = fill(pb.EmbedRequest(), chance, 0.4)

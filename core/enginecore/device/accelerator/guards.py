@@ -159,7 +159,8 @@ class GuardedAttention(AttentionBackend):
 
     def with_kv_scales(self, key_scales_K: torch.Tensor, value_scales_K: torch.Tensor) -> AttentionBackend | None:
         """Of what was chosen: all kernels are built by then."""
-        return self._chosen.with_kv_scales(key_scales_K, value_scales_K)
+        made: AttentionBackend | None = self._chosen.with_kv_scales(key_scales_K, value_scales_K)
+        return made
 
     def plain_swap(self, src: list[torch.Tensor], dst: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:
         """The chosen backend's own swap_blocks, on the current stream."""

@@ -29,14 +29,15 @@ def all_cases() -> list[Case]:
         models,
         norms,
         performance,
+        quantized,
         rotary,
         sampling,
         speculation,
     )
 
     modules = (
-        contract, attention, cache, norms, rotary, activations, linear, sampling, speculation, layers, latents, memory,
-        blocks, graphs, collectives, models, performance,
+        contract, attention, cache, norms, rotary, activations, linear, sampling, speculation, quantized, layers,
+        latents, memory, blocks, graphs, collectives, models, performance,
     )  # fmt: skip
     cases = [case for module in modules for case in module.cases()]
     duplicates = {case.id for case in cases if sum(other.id == case.id for other in cases) > 1}

@@ -109,6 +109,9 @@ def attention_replays(ctx: CaseContext) -> None:
 class OneLayer:
     """A model of one attention layer whose queries, keys and values are rows of tables, in the place of a real one."""
 
+    #: No row has an adapter.
+    adapting = False
+
     def __init__(self, paged: Paged) -> None:
         self.paged, setting = paged, paged.setting
         ctx, size = paged.ctx, setting.head_size

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 
 from enginecore.device import KVCacheLayout, MemoryInfo
@@ -175,9 +178,35 @@ def pinned_host(ctx: CaseContext) -> None:
         raise FalseClaim("pinned_host is claimed and host_alloc_pinned returns memory that is not pinned")
 
 
+def arrays_travel_beside_the_work(ctx: CaseContext) -> None:
+    """Arrays are sent and results fetched while earlier work is under way, each result asked for one step late: nothing
+    may be read or written over too soon."""
+    if not ctx.backend.capabilities.asynchronous:
+        ctx.unsupported("asynchronous is not claimed")
+    from enginecore.runner.transfers import NUM_STAGES, StagedTransfers
+
+    device = ctx.backend.torch_device()
+    transfers, busy = StagedTransfers(ctx.backend), torch.ones(512, 512, device=device)
+    waiting: list[tuple[int, Callable[[], list[torch.Tensor]]]] = []
+    for step in range(4 * NUM_STAGES):
+        sent_N, offset = transfers.send(np.arange(1000 + step), np.array([step]))
+        for _ in range(4):
+            busy = busy @ busy / 512
+        waiting.append((step, transfers.fetch(sent_N * 3 + offset, busy[0, :1])))
+        if len(waiting) > 1:
+            _check_arrival(ctx, *waiting.pop(0))
+    _check_arrival(ctx, *waiting.pop())
+
+
+def _check_arrival(ctx: CaseContext, step: int, fetched: Callable[[], list[torch.Tensor]]) -> None:
+    result_N, busy = fetched()
+    right = bool((result_N.numpy() == np.arange(1000 + step) * 3 + step).all()) and float(busy[0]) == 1.0
+    ctx.check(right, f"what step {step} computed is not what has arrived: asynchronous is claimed")
+
+
 def cases() -> list[Case]:
     checks = (
         info_consistent, allocation_is_counted, peak_is_counted, fuzz_allocations, no_leak, two_processes,
-        impossible_allocation, shrink_keeps_content, pinned_host,
+        impossible_allocation, shrink_keeps_content, pinned_host, arrays_travel_beside_the_work,
     )  # fmt: skip
     return [Case(2, "memory", check.__name__, check) for check in checks]

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from enginecore.device.optable import OpQuery
 from enginecore.ops.expert_weights import ExpertWeights
+from enginecore.ops.experts import ACTIVATIONS
 from enginecore.ops.int4 import Int4Weight
 
 from enginecore_triton import configs
@@ -148,8 +149,8 @@ def quantized_experts(
     down: ExpertWeights, activation: str, *, device: DeviceDescription,
 ) -> torch.Tensor:  # fmt: skip
     """The core's op `quantized_experts`. The host waits for nothing."""
-    if activation not in moe_experts.ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is not one of {', '.join(moe_experts.ACTIVATIONS)}")
+    if activation not in ACTIVATIONS:
+        raise ValueError(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
     x_TE = x_TE if x_TE.stride(1) == 1 else x_TE.contiguous()
     ids_TK, weights_TK = expert_ids_TK.contiguous(), expert_weights_TK.contiguous()
     experts, size, inner = down.shape
