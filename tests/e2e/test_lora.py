@@ -12,8 +12,7 @@ from enginecore.models.inspect import inspect_model
 from enginecore.models.store import resolve_model
 from openai import OpenAI
 
-from tests.conftest import DATA
-from tests.lora.making import make_tensors, write_adapter, write_known
+from tests.lora.making import DATA, make_tensors, write_adapter, write_known
 from tests.serving import ServerProcess
 
 BOSS = {"Authorization": "Bearer boss"}

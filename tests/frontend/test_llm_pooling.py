@@ -80,6 +80,7 @@ def test_refusals_name_the_text_and_the_way_out(minilm: LLM) -> None:
             call()
 
 
+@pytest.mark.model
 def test_a_decoder_s_vector_is_its_last_token_s_state(smollm2: str) -> None:
     texts = TEXTS[:3]
     with LLM("smollm2-135m", device="cpu", dtype="float32", runner="pooling", max_model_len=128) as llm:

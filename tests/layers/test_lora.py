@@ -149,4 +149,4 @@ def test_rows_are_told_apart_by_their_number() -> None:
     rows = RowSlots()
     assert rows.rows(5) is None and not rows.active
     rows.use(torch.tensor([0, -1, 1]), torch.tensor([2, 1, 0]))
-    assert rows.active and rows.rows(3).tolist() == [0, -1, 1]  # type: ignore[union-attr]
+    assert rows.active and rows.rows(3).tolist() == [0, -1, 1]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+DATA = Path(__file__).resolve().parents[1] / "data"
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Linears = Iterable[tuple[str, int, int]]
 

@@ -16,8 +16,7 @@ from enginecore.models.inspect import inspect_model
 from enginecore.models.store import resolve_model
 from enginecore.request import EngineRequest
 
-from tests.conftest import DATA
-from tests.lora.making import ADAPTERS, make_tensors, write_adapter, write_known
+from tests.lora.making import ADAPTERS, DATA, make_tensors, write_adapter, write_known
 
 NAMES = (None, *ADAPTERS)
 TOKENS = 10

@@ -15,7 +15,7 @@ from tests.server.fake_engine import FakeEngine, Running, running
 
 ARGS = ServerArgs(api_keys=("k",), admin_keys=("boss",))
 OPERATOR, CLIENT = {"Authorization": "Bearer boss"}, {"Authorization": "Bearer k"}
-SETTINGS = {"enable_lora": True, "lora_root": "/srv/adapters", "max_loras": 2}
+SETTINGS: dict[str, Any] = {"enable_lora": True, "lora_root": "/srv/adapters", "max_loras": 2}
 SQL = AdapterInfo(
     name="sql", generation=7, path="/srv/adapters/sql", sha256="ab" * 32, rank=8, num_modules=4, num_bytes=9, created=5
 )

@@ -74,7 +74,7 @@ class AdaptedLinear:
 
     @property
     def adapter_bytes(self) -> int:
-        return self._a_SNRI.nbytes + sum(b_NPR.nbytes for b_NPR in self._b)
+        return int(self._a_SNRI.nbytes) + sum(int(b_NPR.nbytes) for b_NPR in self._b)
 
     def __call__(self, x_TI: torch.Tensor, **options: Any) -> torch.Tensor:
         y_TO: torch.Tensor = self.base(x_TI, **options)

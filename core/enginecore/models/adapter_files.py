@@ -50,6 +50,8 @@ def find_adapter(path: str, root: str | None) -> Path:
     """The folder of an adapter with every link followed. With a `root`, relative paths begin there and nothing outside
     of it is looked at. Raises ParameterError."""
     given = Path(path).expanduser() if root is None else Path(root).expanduser() / path
+    folder: Path | None
+    top: Path | None
     try:
         folder = given.resolve(strict=True)
         top = None if root is None else Path(root).expanduser().resolve(strict=True)

@@ -60,7 +60,7 @@ class Lookahead(Beams, Tiering):
         """Whether the next step can be planned before those in flight are booked: it must need no token that is not
         known, and nobody may have to give blocks back."""
         table = self.running
-        if self._groups or self._lifts:
+        if self._groups or self._lifts or table.guesses:
             return False
         slots = table.order
         if bool(((table.ahead_S[slots] > 0) & table.needs_tokens_S[slots]).any()):

@@ -20,6 +20,8 @@ from openai.types import CreateEmbeddingResponse
 from tests.e2e.clients.conftest import KEY
 from tests.serving import MODEL_NAME, ServerProcess
 
+pytestmark = pytest.mark.model
+
 TEXTS = ["Hello world", "A cat sits on the mat.", "Où est la gare?"]
 
 

@@ -43,7 +43,8 @@ def _case(
     words = [dtype, *([f"{kv} cache"] if kv != dtype else []), *(["hardware fp8"] if native else []), f"head {size}",
              f"{group} to 1", *(name.removesuffix("_ptr").replace("_", " ") for name in features),
              *([] if causal else ["non-causal"]),
-             *([f"blocks of {block_size}"] if block_size != 16 else [])]  # fmt: skip
+             *([f"blocks of {block_size}"] if block_size != 16 else []),
+             *(["in parts"] if config == "paged_prefill" and constants["SPLIT"] else [])]  # fmt: skip
     return AotCase(
         name=", ".join(words), kernel=kernel, signature=signature, config=config,
         sizes={
@@ -79,9 +80,9 @@ def decode_cases(kernel: Any, least: int) -> list[AotCase]:
     ]
 
 
-def prefill_cases(kernel: Any) -> list[AotCase]:
-    def case(**rest: Any) -> AotCase:
-        return _case(kernel, "paged_prefill", constants={"FEWEST": 9}, **rest)
+def prefill_cases(kernel: Any, least: int) -> list[AotCase]:
+    def case(split: bool = False, **rest: Any) -> AotCase:
+        return _case(kernel, "paged_prefill", constants={"FEWEST": 9, "SPLIT": split, "LEAST": least}, **rest)
 
     return [
         case(size=64, group=7),
@@ -92,4 +93,6 @@ def prefill_cases(kernel: Any) -> list[AotCase]:
         case(size=128, kv="float8_e4m3fn"),
         case(size=128, kv="int8"),
         case(size=64, dtype="float32"),
+        case(size=128, group=4, split=True),
+        case(size=64, group=8, split=True, features=("sinks_ptr", "window")),
     ]

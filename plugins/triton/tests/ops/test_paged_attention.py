@@ -6,7 +6,7 @@ import pytest
 import torch
 from enginecore.testing import nmse
 from enginecore_triton import DeviceDescription
-from enginecore_triton.ops import paged_decode
+from enginecore_triton.ops import paged_decode, paged_prefill
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -109,6 +109,35 @@ def test_shapes_made_up(data: st.DataObject) -> None:
     window = data.draw(st.sampled_from([None, 1, 17]))
     shape = {"heads": kv_heads * group, "kv_heads": kv_heads, "size": size, "block_size": block_size}
     check(Batch(pairs, **shape, sliding_window=window), LIMIT["float32"])
+
+
+@pytest.mark.parametrize(
+    ("pair", "features"),
+    [
+        ((17, 150), {}),
+        ((9, 130), {"causal": False, "alibi_slopes": SLOPES}),
+        ((20, 170), {"sliding_window": 80, "sinks": SINKS}),
+        ((34, 70), {"soft_cap": 3.0, "sinks": SINKS}),
+    ],
+    ids=["prefix", "non-causal", "window and sinks", "cap and sinks"],
+)
+def test_a_lone_prompt_in_parts(pair: tuple[int, int], features: dict, monkeypatch: pytest.MonkeyPatch) -> None:
+    merged = []
+    monkeypatch.setattr(paged_prefill, "merge_parts", lambda *a: merged.append(a[0].shape[3]) or MERGE(*a))
+    monkeypatch.setattr(paged_prefill, "LEAST_PART", 64)
+    check(Batch([pair], multiprocessors=1000, **features), LIMIT["float32"])
+    assert merged == [-(-pair[1] // 64)]
+
+
+def test_how_many_parts_a_prompt_has() -> None:
+    h200 = DeviceDescription(multiprocessors=132)
+
+    def parts(tokens: int, kv_heads: int, longest: int) -> int:
+        return paged_prefill.parts_for_prompt(-(-tokens // 32) * kv_heads, longest, h200)  # 4 heads to 1, 128 rows
+
+    assert parts(2048, 8, 2048) == parts(288, 8, 32768) == 1, "half of the device has work"
+    assert parts(100, 8, 32768) == 4 and parts(32, 1, 32768) == 16, "the next turn of a chat"
+    assert parts(100, 8, 600) == 2, "a short context is not worth it"
 
 
 def test_how_many_parts() -> None:
