@@ -67,7 +67,7 @@ format: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/enginecore bench throughput $(MODEL) --device $(DEVICE) $(ARGS)
 
-# Nothing else may run on the machine meanwhile; about five minutes on two cores.
+# Nothing else should run on the machine meanwhile.
 bench-growth: $(STAMP)
 	@mkdir -p docs/plots
 	$(BIN)/enginecore bench latency $(MODEL) --device $(DEVICE) --kv-cache-memory 1GiB \

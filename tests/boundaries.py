@@ -21,7 +21,10 @@ LAYERS = (
     "parallel",
     "device",
 )
-LEAVES = ("request", "constraints", "plan", "clock", "randomness", "config", "errors", "metrics", "pooling", "adapters", "_version")
+LEAVES = (
+    "request", "constraints", "plan", "clock", "randomness", "config", "errors", "metrics", "pooling", "adapters",
+    "_version",
+)  # fmt: skip
 #: The conformance kit drives what it tests; of the core only the command line may import it.
 KIT = "testing"
 #: What `from enginecore import NAME` may fetch inside the core, besides packages and leaves.

@@ -201,11 +201,11 @@ def test_a_broken_adapter_changes_nothing(
 
 
 def test_preempted_sequences_keep_their_adapter(folder: Path, prompts: list[list[int]], oracle: Oracle) -> None:
-    """In a cache too small for two of the four sequences, and with places for two of the three adapters."""
+    """In a cache too small for two of the four sequences, with places for two of the three adapters, unfused."""
     with LLM(
         "smollm2-135m", device="cpu", dtype="float32", num_blocks=7, max_model_len=64, max_num_seqs=4,
         enable_lora=True, lora_modules={name: str(folder / name) for name in ADAPTERS}, max_loras=2, max_cpu_loras=3,
-        enable_prefix_caching=False,
+        enable_prefix_caching=False, fuse=False,
     ) as small:  # fmt: skip
         who = [None, "a", "b", "c"]
         assert run(small, [prompts[2]] * 4, who) == [oracle[name][2] for name in who]

@@ -197,7 +197,7 @@ def _tenant_weights(pairs: list[str]) -> dict[str, float]:
 def _lora_modules(pairs: list[str]) -> dict[str, str]:
     found: dict[str, str] = {}
     for pair in pairs:
-        name, equals, folder = pair.partition("=")
+        name, _, folder = pair.partition("=")
         if not name or not folder or name in found:
             told = "names an adapter twice" if name in found else "must be NAME=DIR"
             raise ParameterError(f"lora_modules {told}, got {pair!r}", param="lora_modules")

@@ -224,7 +224,8 @@ class AsyncLLM:
     @property
     def num_sequences(self) -> int:
         """Sequences in flight, waiting or running."""
-        return self._output.num_sequences
+        count: int = self._output.num_sequences
+        return count
 
     def check_alive(self) -> None:
         """Raise what the engine died of."""

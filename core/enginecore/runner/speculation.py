@@ -145,8 +145,9 @@ def collapse(result: StepResult, plan: StepPlan, rows_R: list[int]) -> StepResul
     return replace(
         result,
         token_ids=[result.token_ids[i] for i in firsts],
+        forced={rows_R[i]: result.forced[i] for i in firsts if i in result.forced},
+        logprobs={rows_R[i]: result.logprobs[i] for i in firsts if i in result.logprobs},
+        errors={rows_R[i]: result.errors[i] for i in firsts if i in result.errors},
         accepted=accepted,
         accepted_logprobs=accepted_logprobs,
-        **{name: {rows_R[i]: getattr(result, name)[i] for i in firsts if i in getattr(result, name)}
-           for name in ("forced", "logprobs", "errors")},
-    )  # fmt: skip
+    )
