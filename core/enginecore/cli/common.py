@@ -240,7 +240,7 @@ def engine_argv(engine: EngineArgs) -> list[str]:
     """The command line that gives these settings: what `engine_settings` reads, written."""
     argv: list[str] = []
     for name, parameter in inspect.signature(engine_settings, eval_str=True).parameters.items():
-        if name in ("model", "device_option", "tenant_weight", "lora_modules", "debug"):
+        if name in ("model", "device_option", "tenant_weight", "lora_modules", "pooler_config", "debug"):
             continue
         value = getattr(engine, "enable_prefix_caching" if name == "prefix_caching" else name)
         flag = "--" + name.replace("_", "-")
@@ -254,6 +254,8 @@ def engine_argv(engine: EngineArgs) -> list[str]:
         argv += ["--tenant-weight", f"{tenant}={weight}"]
     for name, folder in engine.lora_modules.items():
         argv += ["--lora-modules", f"{name}={folder}"]
+    if engine.pooler_config:
+        argv += ["--pooler-config", json.dumps(engine.pooler_config)]
     for option, value in engine.device_options.items():
         argv += ["--device-option", f"{option}={json.dumps(value)}"]
     return [*argv, "--", engine.model]
