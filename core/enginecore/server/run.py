@@ -294,8 +294,9 @@ def _report(ready: ReadyInfo) -> None:
     if ready.config.pooling is not None:
         logger.info("  a model for pooling (%s), without a KV cache", ", ".join(ready.config.pooling.tasks))
         return
-    blocks = f"{ready.config.num_blocks} blocks of {ready.config.block_size} tokens"
-    logger.info("  KV cache: %s in %s", blocks, ready.config.kv_cache_dtype or "the device's own form")
+    if ready.config.num_blocks:
+        blocks = f"{ready.config.num_blocks} blocks of {ready.config.block_size} tokens"
+        logger.info("  KV cache: %s in %s", blocks, ready.config.kv_cache_dtype or "the device's own form")
 
 
 def _set_up_logging() -> None:
