@@ -254,6 +254,19 @@ class EngineRequest(msgspec.Struct, array_like=True):
     pooling: PoolingParams | None = None
     second_from: int | None = None
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether something counts or follows the chosen tokens one by one to decide what may come next."""
+        params = self.params
+        return bool(
+            self.grammar is not None
+            or self.thinking is not None
+            or params.beam is not None
+            or params.repetition_penalty != 1.0
+            or params.frequency_penalty
+            or params.presence_penalty
+        )
+
 
 class TokenLogprobs(msgspec.Struct, array_like=True):
     """Log-probabilities at one position: the chosen token first, then the best k in order. `rank` counts from 1."""

@@ -64,19 +64,6 @@ class NgramProposer:
         return ids
 
 
-def may_guess(request: EngineRequest) -> bool:
-    """Whether the tokens of a request can be sampled several at once: nothing counts or follows them one by one."""
-    params = request.params
-    return not (
-        request.grammar is not None
-        or request.thinking is not None
-        or params.beam is not None
-        or params.repetition_penalty != 1.0
-        or params.frequency_penalty
-        or params.presence_penalty
-    )
-
-
 @dataclass
 class _Luck:
     """How the guesses for a slot have gone lately."""
@@ -97,7 +84,7 @@ class Speculation:
     def enter(self, slot: int, request: EngineRequest) -> None:
         """A sequence takes a slot."""
         self._luck.pop(slot, None)
-        if may_guess(request):
+        if not request.is_followed:
             self._luck[slot] = _Luck()
 
     def look_on(self, result: StepResult, plan: StepPlan, tokens_SL: np.ndarray) -> StepResult:

@@ -24,16 +24,7 @@ class Family:
 def needs_known_tokens(request: EngineRequest) -> bool:
     """Whether a step of this request can only be prepared when all its tokens are known to the host: they are counted,
     compared or followed there."""
-    params = request.params
-    return bool(
-        request.grammar is not None
-        or request.thinking is not None
-        or params.beam is not None
-        or params.repetition_penalty != 1.0
-        or params.frequency_penalty
-        or params.presence_penalty
-        or any(len(words) > 1 for words in request.bad_words_ids)
-    )
+    return request.is_followed or any(len(words) > 1 for words in request.bad_words_ids)
 
 
 class Sequence:
