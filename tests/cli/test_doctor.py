@@ -86,7 +86,7 @@ def test_plugin_checks_and_wrong_torch(site: Site, capfd: pytest.CaptureFixture[
     checks = rows["acme"]["checks"]
     assert checks[0] == {"name": "fan", "ok": False, "detail": "is off", "fix": "turn it on"}
     assert [check["name"] for check in checks[1:]] == ["device memory", "KV cache", "ops", "conformance"]
-    assert checks[2]["detail"].startswith(f"0 native, {len(OPS)} reference (rms_norm, ")
+    assert checks[3]["detail"].startswith(f"0 native, {len(OPS)} reference (rms_norm, ")
     assert "SIGABRT" in rows["bad"]["checks"][0]["detail"]
     assert rows["dead"]["checks"] == []
     torch = next(check for check in found["checks"] if check["name"] == "torch")
