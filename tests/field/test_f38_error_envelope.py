@@ -92,7 +92,7 @@ def test_unknown_model(sim_server: ServerProcess, path: str) -> None:
 
 
 def test_unknown_paths_and_wrong_methods(sim_server: ServerProcess) -> None:
-    for path in ("/", "/v1", "/v1/embeddings", "/v1/completions/", "/../etc/passwd", "/v1/models/gpt-17"):
+    for path in ("/", "/v1", "/v1/moderations", "/v1/completions/", "/../etc/passwd", "/v1/models/gpt-17"):
         refused(sim_server.http.get(path), 404)
     for method, path, allowed in (
         ("GET", COMPLETIONS, "POST"), ("PUT", CHAT, "POST"), ("POST", "/v1/models", "GET, HEAD"),

@@ -110,7 +110,7 @@ async def test_no_more_in_flight_than_allowed() -> None:
 
         server.engine.add = add  # type: ignore[method-assign]
         counts, _ = await run(server, [request(str(number)) for number in range(20)], in_flight=3)
-        assert counts.succeeded == 20 and most == 3
+        assert counts.succeeded == 20 and 1 < most <= 3
 
 
 async def test_what_is_done_is_left_out() -> None:

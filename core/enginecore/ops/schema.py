@@ -83,8 +83,8 @@ _OPS = (
     ),
     OpSchema(
         "quantized_experts",
-        "(x_TE, expert_ids_TK, expert_weights_TK, gate_up: ExpertWeights, down: ExpertWeights, activation: str) -> "
-        "out_TE",
+        "(x_TE, expert_ids_TK, expert_weights_TK, gate_up_X2FE: ExpertWeights, down_XEF: ExpertWeights, "
+        "activation: str) -> out_TE",
         "moe_experts with weights that stay packed (ops/expert_weights.py), in schemes that the backend claims in "
         "Capabilities.quantizations. Activations may be put in the weights' eight bits. Uses are asked about with "
         "ExpertWeights.attributes(); where the backend has no kernel for one, experts are unpacked at load.",
