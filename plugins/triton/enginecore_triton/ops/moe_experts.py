@@ -12,10 +12,14 @@ Shape suffixes: T tokens, K experts of a token, N = T x K, X experts, E hidden s
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 import triton
 import triton.language as tl
 from enginecore.device.optable import OpQuery
+from enginecore.ops.expert_weights import ExpertWeights
 from enginecore.ops.experts import ACTIVATIONS
 
 from enginecore_triton import configs
@@ -109,20 +113,40 @@ def moe_experts(
     device: DeviceDescription,
 ) -> torch.Tensor:
     """The core's op `moe_experts`. The host waits for nothing."""
+    gate_up, down = gate_up_X2FE.contiguous(), down_XEF.contiguous()
+    return routed("moe_experts", _launch, x_TE, expert_ids_TK, expert_weights_TK, gate_up, down, activation, device)
+
+
+Weights = TypeVar("Weights", torch.Tensor, ExpertWeights)
+
+
+def routed(
+    op: str,
+    launch_product: Callable[..., None],
+    x_TE: torch.Tensor,
+    expert_ids_TK: torch.Tensor,
+    expert_weights_TK: torch.Tensor,
+    gate_up: Weights,
+    down: Weights,
+    activation: str,
+    device: DeviceDescription,
+) -> torch.Tensor:
+    """Both products of each token's experts and their weighted sum [T, E]. `launch_product(x, weights, out, groups,
+    divisor, config, activation)` launches one: the first with the activation, the second with None."""
     if activation not in ACTIVATIONS:
         raise ValueError(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
     x_TE = x_TE if x_TE.stride(1) == 1 else x_TE.contiguous()
     ids_TK, weights_TK = expert_ids_TK.contiguous(), expert_weights_TK.contiguous()
-    experts, size, inner = down_XEF.shape
+    experts, size, inner = down.shape
     number, each = ids_TK.numel(), ids_TK.shape[1]
     out_TE = torch.empty_like(x_TE, memory_format=torch.contiguous_format)
     if not number:
         return out_TE.zero_()
-    config = configs.pick("moe_experts", device.architecture, rows=cdiv(number, experts), itemsize=x_TE.element_size())
+    config = configs.pick(op, device.architecture, rows=cdiv(number, experts), itemsize=x_TE.element_size())
     groups = _grouping.grouped(ids_TK, experts, config.constants["BLOCK_M"])
     inner_NF, parts_NE = x_TE.new_empty((number, inner)), x_TE.new_empty((number, size))
-    _launch(x_TE, gate_up_X2FE.contiguous(), inner_NF, groups, each, config, activation)
-    _launch(inner_NF, down_XEF.contiguous(), parts_NE, groups, 1, config, None)
+    launch_product(x_TE, gate_up, inner_NF, groups, each, config, activation)
+    launch_product(inner_NF, down, parts_NE, groups, 1, config, None)
     launch(_combine, (x_TE.shape[0], cdiv(size, 512)), parts_NE, ids_TK, weights_TK, out_TE, size, each, BLOCK=512,
            num_warps=2)  # fmt: skip
     return out_TE

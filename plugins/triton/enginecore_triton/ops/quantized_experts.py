@@ -16,17 +16,15 @@ import triton
 import triton.language as tl
 from enginecore.device.optable import OpQuery
 from enginecore.ops.expert_weights import ExpertWeights
-from enginecore.ops.experts import ACTIVATIONS
 from enginecore.ops.int4 import Int4Weight
 
-from enginecore_triton import configs
 from enginecore_triton.aot_case import AotCase
 from enginecore_triton.configs import Config
 from enginecore_triton.device import DeviceDescription
 from enginecore_triton.launch import cdiv, launch
-from enginecore_triton.ops import _grouping, moe_experts
+from enginecore_triton.ops import moe_experts
 from enginecore_triton.ops._tile import unpack
-from enginecore_triton.ops.moe_experts import _activate, _combine
+from enginecore_triton.ops.moe_experts import _activate
 
 #: Steps over inputs must not cross a block; the longest step of the configs.
 STEP = 64
@@ -149,25 +147,9 @@ def quantized_experts(
     down: ExpertWeights, activation: str, *, device: DeviceDescription,
 ) -> torch.Tensor:  # fmt: skip
     """The core's op `quantized_experts`. The host waits for nothing."""
-    if activation not in ACTIVATIONS:
-        raise ValueError(f"activation {activation!r} is not one of {', '.join(ACTIVATIONS)}")
-    x_TE = x_TE if x_TE.stride(1) == 1 else x_TE.contiguous()
-    ids_TK, weights_TK = expert_ids_TK.contiguous(), expert_weights_TK.contiguous()
-    experts, size, inner = down.shape
-    number, each = ids_TK.numel(), ids_TK.shape[1]
-    out_TE = torch.empty_like(x_TE, memory_format=torch.contiguous_format)
-    if not number:
-        return out_TE.zero_()
-    config = configs.pick(
-        "quantized_experts", device.architecture, rows=cdiv(number, experts), itemsize=x_TE.element_size()
+    return moe_experts.routed(
+        "quantized_experts", _launch, x_TE, expert_ids_TK, expert_weights_TK, gate_up, down, activation, device
     )
-    groups = _grouping.grouped(ids_TK, experts, config.constants["BLOCK_M"])
-    inner_NF, parts_NE = x_TE.new_empty((number, inner)), x_TE.new_empty((number, size))
-    _launch(x_TE, gate_up, inner_NF, groups, each, config, activation)
-    _launch(inner_NF, down, parts_NE, groups, 1, config, None)
-    launch(_combine, (x_TE.shape[0], cdiv(size, 512)), parts_NE, ids_TK, weights_TK, out_TE, size, each, BLOCK=512,
-           num_warps=2)  # fmt: skip
-    return out_TE
 
 
 def supports(query: OpQuery, device: DeviceDescription) -> list[str]:
