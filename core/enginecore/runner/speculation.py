@@ -15,7 +15,7 @@ Shape suffix: L tokens of one sequence.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -27,6 +27,9 @@ from enginecore.request import EngineRequest, TokenLogprobs
 PATIENCE = 4
 #: Steps without a guess after each further one of those.
 PAUSE = 16
+
+
+Entry = TypeVar("Entry")
 
 
 class Proposer(Protocol):
@@ -114,6 +117,15 @@ def speculation_of(config: EngineConfig) -> Speculation | None:
 def collapse(result: StepResult, plan: StepPlan, rows_R: list[int]) -> StepResult:
     """From one entry for each token that was sampled (R, of row `rows_R[i]`) to one for each row: the first token, and
     where guesses held what was sampled after those."""
+
+    def by_row(entries: dict[int, Entry]) -> dict[int, Entry]:
+        return {rows_R[i]: entry for i, entry in entries.items() if not i or rows_R[i - 1] != rows_R[i]}
+
+    result_of_rows = replace(
+        result, forced=by_row(result.forced), logprobs=by_row(result.logprobs), errors=by_row(result.errors)
+    )
+    if not plan.guesses:
+        return result_of_rows
     firsts = [i for i, row in enumerate(rows_R) if not i or rows_R[i - 1] != row]
     accepted: dict[int, list[int]] = {}
     accepted_logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -130,11 +142,8 @@ def collapse(result: StepResult, plan: StepPlan, rows_R: list[int]) -> StepResul
             if i in result.logprobs:
                 accepted_logprobs[rows_R[i]] = [result.logprobs[j] for j in range(i + 1, i + 1 + right)]
     return replace(
-        result,
+        result_of_rows,
         token_ids=[result.token_ids[i] for i in firsts],
-        forced={rows_R[i]: result.forced[i] for i in firsts if i in result.forced},
-        logprobs={rows_R[i]: result.logprobs[i] for i in firsts if i in result.logprobs},
-        errors={rows_R[i]: result.errors[i] for i in firsts if i in result.errors},
         accepted=accepted,
         accepted_logprobs=accepted_logprobs,
     )
