@@ -58,6 +58,7 @@ def build_at(site: Site, clock: Clock | None, begun: float) -> tuple[Engine, Rea
     publisher = open_publisher(site.args, site.files.name)
     try:
         engine = _assemble(site, clock, publisher)
+        site.backend.synchronize()  # what the device still does at start-up would make the first requests slow
     except BaseException:
         if publisher is not None:
             publisher.close()

@@ -18,6 +18,7 @@ from enginecore_cpu import native, system
 from enginecore_cpu.attention import NativeAttention, native_capabilities
 from enginecore_cpu.graphs import CpuGraphs
 from enginecore_cpu.memory import CpuMemory
+from enginecore_cpu.pages import PagesAhead
 from enginecore_cpu.ops import NativeOps
 from enginecore_cpu.torch_path import TorchAttention, torch_capabilities
 
@@ -51,7 +52,7 @@ class CpuBackend(Backend):
             # kernels' own threads need next. What is left to torch here is small.
             torch.set_num_threads(ctx.options.get("torch_threads", 1))
             kernels = module.Kernels(self.num_threads, ctx.options.get("isa", ""))
-            self.memory = CpuMemory(kernels.advise_huge, kernels.populate)
+            self.memory = CpuMemory(kernels.advise_huge, PagesAhead(kernels))
             self.capabilities = native_capabilities(kernels.isa)
             self.attention = NativeAttention(kernels, self.capabilities)
             self.ops = NativeOps(kernels)
@@ -65,7 +66,9 @@ class CpuBackend(Backend):
             raise DriverMissingError(f"there is one CPU device, cpu:0; cpu:{index} does not exist")
 
     def synchronize(self) -> None:
-        return None
+        """Kernels have run when a call returns; what may still be on its way are the first pages of the cache."""
+        if isinstance(self.memory, CpuMemory) and self.memory.pages is not None:
+            self.memory.pages.wait()
 
     def stream(self) -> Any:
         return contextlib.nullcontext()

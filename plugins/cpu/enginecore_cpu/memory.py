@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable
 
 import torch
 from enginecore.device.memory import KVCacheLayout, MemoryInfo, MemoryManager
 
 from enginecore_cpu import system
+from enginecore_cpu.pages import PagesAhead
 
 
 def _status_bytes(key: str) -> int | None:
@@ -25,27 +25,17 @@ def _status_bytes(key: str) -> int | None:
     return None
 
 
-#: Bytes of a new cache whose pages are fetched beside whatever comes next. Blocks are taken from the lowest up, and a
-#: page's first touch costs more than all that a step writes to it.
-_POPULATED = 256 << 20
-
-
 class CpuMemory(MemoryManager):
-    """Resident memory of this process; but for its beginning the cache's pages are touched only when a token is written
-    to them.
+    """Resident memory of this process. Pages of the cache are touched when a token is written to them, or with `pages`
+    a little before.
 
-    `advise_huge`, where given, asks the system for huge pages under a tensor that nothing has touched yet; `populate`
-    fetches the pages of a tensor's first bytes and changes nothing.
+    `advise_huge`, where given, asks the system for huge pages under a tensor that nothing has touched yet.
     """
 
     def __init__(
-        self,
-        advise_huge: Callable[[torch.Tensor], None] | None = None,
-        populate: Callable[[torch.Tensor, int], bool] | None = None,
+        self, advise_huge: Callable[[torch.Tensor], None] | None = None, pages: PagesAhead | None = None
     ) -> None:
-        self._advise_huge, self._populate = advise_huge, populate
-        self._populating: threading.Thread | None = None
-        self._stopped = threading.Event()
+        self._advise_huge, self.pages = advise_huge, pages
 
     def memory_info(self) -> MemoryInfo:
         limit = system.memory_limit()
@@ -88,30 +78,13 @@ class CpuMemory(MemoryManager):
         if self._advise_huge is not None:
             for cache in caches:
                 self._advise_huge(cache)
-        if self._populate is not None:
-            self._stopped.clear()
-            share = min(caches[0].nbytes, _POPULATED // num_layers)
-            self._populating = threading.Thread(target=self._fetch, args=(list(caches), share))
-            self._populating.start()
+        if self.pages is not None:
+            self.pages.start(caches, num_blocks)
         return caches
 
-    def _fetch(self, caches: list[torch.Tensor], share: int) -> None:
-        """A little of each cache, then more of each: what is needed first is there first. Ends with the process, which
-        waits for this thread: one that is killed inside native code takes the process down."""
-        assert self._populate is not None
-        steps, main = 8, threading.main_thread()
-        for step in range(1, steps + 1):
-            for cache in caches:
-                if self._stopped.is_set() or not main.is_alive():
-                    return
-                if not self._populate(cache, max(1, share * step // steps)):
-                    return
-
     def release_kv(self, caches: list[torch.Tensor]) -> None:
-        if self._populating is not None:
-            self._stopped.set()
-            self._populating.join()
-            self._populating = None
+        if self.pages is not None:
+            self.pages.stop()
         # The caller may hold other references to the list's tensors; dropping the storage frees the pages now.
         for cache in caches:
             cache.untyped_storage().resize_(0)

@@ -138,65 +138,139 @@ void plan_work(const AttentionArgs& a, int threads, Plan* plan) {
   }
 }
 
-// The keys and values of a chunk of a piece of work, in the order of their addresses.
-void find_ahead(const AttentionArgs& a, const Plan& plan, const Work& work, int chunk, Ahead* out) {
-  const CacheView& c = a.cache;
-  out->count = out->at = 0;
-  const AttentionItem& tile = plan.tiles[size_t(work.first)];
-  if (!streams(tile)) return;  // read so often that it does not matter
-  const int32_t* table = a.table + tile.seq * a.table_stride;
+struct Tokens {
+  int64_t begin, end;
+};
+
+// Those of a chunk that a tile looks at.
+Tokens tokens_of(const AttentionArgs& a, const AttentionItem& tile, int chunk) {
   const int64_t length = a.seq_lens[tile.seq], queries = a.query_start[tile.seq + 1] - a.query_start[tile.seq];
   const int64_t seen = length - queries + tile.row / a.group + 1;
   const int64_t first = a.window > 0 ? std::max<int64_t>(0, seen - a.window) : 0;
-  const int64_t begin = std::max<int64_t>(int64_t(chunk) * kChunk, first) / c.block_size;
-  const int64_t end = (std::min<int64_t>((int64_t(chunk) + 1) * kChunk, length) + c.block_size - 1) / c.block_size;
-  for (int64_t i = begin; i < end; ++i) {
-    const char* block = c.data + table[i] * c.block_bytes() + tile.kv_head * c.head_bytes();
-    out->add(block, work.count * c.head_bytes());
-    out->add(block + c.side_bytes(), work.count * c.head_bytes());
-  }
+  return Tokens{std::max<int64_t>(int64_t(chunk) * kChunk, first), std::min<int64_t>((int64_t(chunk) + 1) * kChunk, length)};
 }
+
+// What `heads` heads of them are in memory, in lines, whole blocks.
+int64_t lines_of(const AttentionArgs& a, const AttentionItem& tile, int chunk, int heads) {
+  const Tokens tokens = tokens_of(a, tile, chunk);
+  const int64_t size = a.cache.block_size, blocks = (tokens.end + size - 1) / size - tokens.begin / size;
+  return std::max<int64_t>(0, blocks) * heads * (a.cache.head_bytes() / 32);
+}
+
+constexpr int64_t kMoreLines = 64;  // what a tile may fetch beyond what it reads itself
+
+// What a thread will read, work after work and chunk after chunk, each in the order of addresses.
+class Reader {
+ public:
+  Reader(const AttentionArgs& a, const Plan& plan) : a_(a), plan_(plan) {}
+
+  // From chunk `chunk` of work `at` on, up to work `last`.
+  void start(int64_t at, int chunk, int64_t last) {
+    ahead = Ahead();
+    at_ = at;
+    chunk_ = chunk;
+    last_ = last;
+    skip();
+  }
+  // At least so many lines in the queue, where there is as much to read.
+  void fill(int64_t lines) {
+    while (ahead.queued() < lines && at_ < last_ && !ahead.full(2 * kChunk / 8)) {
+      read(plan_.works[size_t(at_)], chunk_++);
+      skip();
+    }
+  }
+
+  Ahead ahead;
+
+ private:
+  void skip() {
+    while (at_ < last_) {
+      const Work& work = plan_.works[size_t(at_)];
+      if (streams(plan_.tiles[size_t(work.first)]) && chunk_ < work.chunk_end) return;
+      if (++at_ < last_) chunk_ = plan_.works[size_t(at_)].chunk;  // what is read often does not wait for memory
+    }
+  }
+
+  void read(const Work& work, int chunk) {
+    const CacheView& c = a_.cache;
+    const AttentionItem& tile = plan_.tiles[size_t(work.first)];
+    const int32_t* table = a_.table + tile.seq * a_.table_stride;
+    const Tokens tokens = tokens_of(a_, tile, chunk);
+    for (int64_t i = tokens.begin / c.block_size; i * c.block_size < tokens.end; ++i) {
+      const char* block = c.data + table[i] * c.block_bytes() + tile.kv_head * c.head_bytes();
+      ahead.add(block, work.count * c.head_bytes());
+      ahead.add(block + c.side_bytes(), work.count * c.head_bytes());
+    }
+  }
+
+  const AttentionArgs& a_;
+  const Plan& plan_;
+  int64_t at_ = 0, last_ = 0;
+  int chunk_ = 0;
+};
 
 class Worker {
  public:
   Worker(const Isa& isa, const AttentionArgs& a, const Plan& plan, float* partials, std::atomic<int>* left)
-      : isa_(isa), a_(a), plan_(plan), partials_(partials), left_(left), scratch_(scratch_for(a.cache.padded)) {}
+      : isa_(isa), a_(a), plan_(plan), partials_(partials), left_(left), scratch_(scratch_for(a.cache.padded)), reader_(a, plan) {}
 
-  // `next`: what this thread does afterwards, where that is known.
-  void run(const Work& work, const Work* next) {
-    const AttentionItem& tile = plan_.tiles[size_t(work.first)];
-    if (!streams(tile)) {
-      near_ = false;
-      return run_tile(work);
+  // Work `i`; this thread goes on with those up to `last`.
+  void run(int64_t i, int64_t last) {
+    const Work& work = plan_.works[size_t(i)];
+    if (streams(plan_.tiles[size_t(work.first)])) {
+      run_group(i, last);
+      next_ = i + 1 < last ? i + 1 : -1;
+    } else {
+      run_tile(work);
+      if (next_ == i) next_ = i + 1;
     }
+  }
+
+ private:
+  void run_group(int64_t i, int64_t last) {
+    const Work& work = plan_.works[size_t(i)];
     const int chunks = work.chunk_end - work.chunk;
     thread_local std::vector<float> own;  // fresh pages would cost more than what is written to them
     const bool whole = !work.shared && chunks == 1;
     if (!work.shared && !whole && int64_t(own.size()) < work.count * chunks * plan_.stride)
       own.resize(size_t(work.count * chunks * plan_.stride));
     for (int chunk = work.chunk; chunk < work.chunk_end; ++chunk) {
-      Ahead ahead;
-      if (chunk + 1 < work.chunk_end) find_ahead(a_, plan_, work, chunk + 1, &ahead);
-      else if (next) find_ahead(a_, plan_, *next, next->chunk, &ahead);
-      for (int i = 0; i < work.count; ++i) {
-        AttentionItem item = plan_.tiles[size_t(work.first + i)];
+      const bool near = bring_near(i, chunk, last);
+      for (int j = 0; j < work.count; ++j) {
+        AttentionItem item = plan_.tiles[size_t(work.first + j)];
         float* to = nullptr;
-        if (work.shared) to = partials_ + plan_.partial[size_t(work.first + i)] + (chunk - item.chunk) * plan_.stride;
-        else if (!whole) to = own.data() + (i * chunks + chunk - work.chunk) * plan_.stride;
+        if (work.shared) to = partials_ + plan_.partial[size_t(work.first + j)] + (chunk - item.chunk) * plan_.stride;
+        else if (!whole) to = own.data() + (j * chunks + chunk - work.chunk) * plan_.stride;
         item.chunk = chunk;
         item.chunk_end = chunk + 1;
-        isa_.attention(a_, item, scratch_, to, near_, &ahead);
+        reader_.fill(lines_of(a_, item, chunk, 1) + kMoreLines);
+        isa_.attention(a_, item, scratch_, to, near, &reader_.ahead);
       }
-      near_ = ahead.count > 0;
-      ahead.fetch(1 << 30);
     }
     if (work.shared) finish(work);
     else if (!whole)
-      for (int i = 0; i < work.count; ++i)
-        isa_.attention_merge(a_, plan_.tiles[size_t(work.first + i)], scratch_, own.data() + i * chunks * plan_.stride, plan_.stride);
+      for (int j = 0; j < work.count; ++j)
+        isa_.attention_merge(a_, plan_.tiles[size_t(work.first + j)], scratch_, own.data() + j * chunks * plan_.stride, plan_.stride);
   }
 
- private:
+  // Sees to it that chunk `chunk` of work `i` was fetched ahead. False where a run of works begins: with that the thread
+  // is ahead by one chunk from then on.
+  bool bring_near(int64_t i, int chunk, int64_t last) {
+    const Work& work = plan_.works[size_t(i)];
+    if (chunk == work.chunk && i != next_) {
+      reader_.start(i, chunk + 1, last);
+      needed_ = 0;
+      return false;
+    }
+    needed_ += lines_of(a_, plan_.tiles[size_t(work.first)], chunk, work.count);
+    const int64_t late = needed_ - reader_.ahead.fetched();
+    if (late > 0) {
+      reader_.fill(late);
+      reader_.ahead.fetch(late);
+    }
+    return true;
+  }
+
   void run_tile(const Work& work) {
     AttentionItem item = plan_.tiles[size_t(work.first)];
     if (!work.shared) return isa_.attention(a_, item, scratch_, nullptr, false, nullptr);
@@ -220,8 +294,33 @@ class Worker {
   float* partials_;
   std::atomic<int>* left_;
   const AttentionScratch scratch_;
-  bool near_ = false;
+  Reader reader_;
+  int64_t next_ = -1;    // the work that goes on where the reader is
+  int64_t needed_ = 0;   // lines that had to be fetched ahead so far
 };
+
+// Where each thread's works begin, by what they cost: a row that waits for memory costs more than others.
+std::vector<int64_t> share_works(const AttentionArgs& a, const Plan& plan, int threads) {
+  std::vector<int64_t> sums{0};
+  for (const Work& work : plan.works) {
+    const AttentionItem& tile = plan.tiles[size_t(work.first)];
+    int64_t tokens = 0;
+    for (int chunk = work.chunk; chunk < work.chunk_end; ++chunk) {
+      const Tokens read = tokens_of(a, tile, chunk);
+      tokens += read.end - read.begin;
+    }
+    sums.push_back(sums.back() + (tokens + 16) * work.count * (tile.rows + 4));
+  }
+  std::vector<int64_t> bounds{0};
+  for (int i = 1; i < threads; ++i) {
+    const int64_t target = sums.back() * i / threads;
+    int64_t at = std::lower_bound(sums.begin(), sums.end(), target) - sums.begin();
+    if (at > 0 && sums[size_t(at)] - target > target - sums[size_t(at - 1)]) --at;
+    bounds.push_back(std::max(at, bounds.back()));
+  }
+  bounds.push_back(int64_t(plan.works.size()));
+  return bounds;
+}
 
 }  // namespace
 
@@ -237,18 +336,11 @@ void run_attention(Pool& pool, const Isa& isa, const AttentionArgs& args, const 
   float* const partials = memory.data();
   std::unique_ptr<std::atomic<int>[]> left(plan.floats ? new std::atomic<int>[plan.tiles.size()] : nullptr);
   for (size_t i = 0; plan.floats && i < plan.tiles.size(); ++i) left[i].store(plan.tiles[i].chunk_end - plan.tiles[i].chunk);
-  const int64_t count = int64_t(plan.works.size());
-  // The next piece is claimed early, so that it is fetched while this one is computed.
-  const bool early = count >= 3 * pool.threads();
-  std::atomic<int64_t> next{0};
-  auto job = [&] {
+  Shares shares(share_works(args, plan, pool.threads()));
+  auto job = [&](int thread) {
     Worker worker(isa, args, plan, partials, left.get());
-    for (int64_t i = next.fetch_add(1), after = 0; i < count; i = after) {
-      if (early) after = next.fetch_add(1);
-      worker.run(plan.works[size_t(i)], early && after < count ? &plan.works[size_t(after)] : nullptr);
-      if (!early) after = next.fetch_add(1);
-    }
+    for (int64_t i, end, last; shares.next(thread, &i, &end, &last);) worker.run(i, last);
   };
-  if (count == 1) job();
+  if (plan.works.size() == 1) job(0);
   else pool.run(job);
 }

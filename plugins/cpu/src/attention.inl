@@ -167,12 +167,12 @@ EC_INLINE void fetch(const char* const* panels, int first, int n, int count, int
 // As product_steps, with P lines of `ahead` fetched a step.
 template <class T, int R, int P>
 EC_INLINE void steps_ahead(vf (&acc)[R][P], const char* x, int64_t x_stride, const char* const* b, int64_t b_step, int64_t steps,
-                           const char* ahead) {
+                           Ahead* ahead) {
   if (!ahead) return product_steps<T, R, P>(acc, x, x_stride, b, b_step, steps);
   for (int64_t s = 0; s < steps; ++s) {
     decltype(Step<T>::load(b[0])) w[P];
     EC_UNROLL for (int p = 0; p < P; ++p) w[p] = Step<T>::load(b[p] + s * b_step);
-    EC_UNROLL for (int p = 0; p < P; ++p) __builtin_prefetch(ahead + (s * P + p) * 64, 0, 2);
+    ahead->step<P>();
     EC_UNROLL for (int r = 0; r < R; ++r) {
       typename Step<T>::Scalar a = Step<T>::splat(x + r * x_stride + s * 4);
       EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = Step<T>::dot(acc[r][p], a, w[p]);
@@ -181,7 +181,7 @@ EC_INLINE void steps_ahead(vf (&acc)[R][P], const char* x, int64_t x_stride, con
 }
 
 template <class T, int R, int P>
-void score_tile(const char* q, int64_t q_stride, const char* const* keys, int64_t steps, float* scores, const char* ahead) {
+void score_tile(const char* q, int64_t q_stride, const char* const* keys, int64_t steps, float* scores, Ahead* ahead) {
   vf acc[R][P];
   EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) acc[r][p] = vset(0.0f);
   steps_ahead<T, R, P>(acc, q, q_stride, keys, 64, steps, ahead);
@@ -199,16 +199,16 @@ void value_tile(const char* weights, const char* const* values, int panels, int6
   for (int i = 0; i < panels; ++i) {
     const char* b[P];
     EC_UNROLL for (int p = 0; p < P; ++p) b[p] = values[i] + offset + p * 64;
-    const char* lines = ahead && i % kSoftmaxShare != kSoftmaxShare - 1 ? ahead->take(P * kSteps) : nullptr;
-    steps_ahead<T, R, P>(acc, weights + i * kPanel * int64_t(sizeof(T)), kChunk * 4, b, v_step, kSteps, lines);
+    steps_ahead<T, R, P>(acc, weights + i * kPanel * int64_t(sizeof(T)), kChunk * 4, b, v_step, kSteps,
+                         i % kSoftmaxShare != kSoftmaxShare - 1 ? ahead : nullptr);
   }
   EC_UNROLL for (int r = 0; r < R; ++r)
     EC_UNROLL for (int p = 0; p < P; ++p) vstore(out + r * out_stride + p * kPanel, acc[r][p]);
 }
 
-typedef void (*ScoreFn)(const char*, int64_t, const char* const*, int64_t, float*, const char*);
+typedef void (*ScoreFn)(const char*, int64_t, const char* const*, int64_t, float*, Ahead*);
 typedef void (*ValueFn)(const char*, const char* const*, int, int64_t, int64_t, float*, int64_t, Ahead*);
-typedef void (*ByteScoreFn)(const char*, int64_t, const ByteRow*, const char* const*, int64_t, const float*, float*, const char*);
+typedef void (*ByteScoreFn)(const char*, int64_t, const ByteRow*, const char* const*, int64_t, const float*, float*, Ahead*);
 typedef void (*ByteValueFn)(const char*, const ByteRow*, const char* const*, int, int64_t, int64_t, float*, int64_t, Ahead*);
 
 template <int P> ByteScoreFn score_bytes_of_rows(int rows) {
@@ -411,7 +411,7 @@ void chunk_attention(const AttentionArgs& a, const AttentionItem& item, const Ti
     for (int t = 0; t < tiles; ++t) {
       const int r0 = item.rows * t / tiles, r1 = item.rows * (t + 1) / tiles;
       const bool fetches = ahead && t == 0 && i / kMaxPanels % kSoftmaxShare != kSoftmaxShare - 1;
-      const char* lines = fetches ? ahead->take(n * steps) : nullptr;
+      Ahead* const lines = fetches ? ahead : nullptr;
       float* to = scratch.scores + r0 * kChunk + i * kPanel;
       if (bytes)
         score_bytes_of(r1 - r0, n)(scratch.q + int64_t(r0) * 2 * c.padded, c.padded, scratch.rows + r0, panels.keys + i, steps,

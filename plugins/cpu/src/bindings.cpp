@@ -177,7 +177,7 @@ class Kernels {
     const CacheWriteArgs a{k.data, v.data, k.stride[0] * k.item(), k.stride[1] * k.item(), v.stride[0] * v.item(),
                            v.stride[1] * v.item(), cache, slots.as<int64_t>()};
     const int64_t tokens = slots.shape[0];
-    desk_.put([this, a, tokens] { run_cache_write(pool_, isa_, a, tokens); });
+    desk_.put([this, a, tokens] { run_cache_write(pool_, isa_, a, tokens, water_); });
   }
 
   void attention(nb::handle q_object, nb::handle cache_object, nb::handle starts_object, nb::handle lens_object,
@@ -233,7 +233,7 @@ class Kernels {
     }
     nb::gil_scoped_release release;
     Pieces pieces(int64_t(sides.size()), pool_.threads(), 1);
-    pool_.run([&] {
+    pool_.run([&](int) {
       for (int64_t begin, end; pieces.next(&begin, &end);)
         for (int64_t i = begin; i < end; ++i)
           for (const auto& [from, to] : pairs)
@@ -272,7 +272,7 @@ class Kernels {
       std::atomic<int> sink{0};
       Pieces pieces(count, pool_.threads(), 1 << 16);
       const auto start = std::chrono::steady_clock::now();
-      pool_.run([&] {
+      pool_.run([&](int) {
         for (int64_t begin, end; pieces.next(&begin, &end);) sink += int(isa_.measure_read(x, begin, end));
       });
       const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
@@ -285,7 +285,7 @@ class Kernels {
     std::atomic<int64_t> operations{0};
     nb::gil_scoped_release release;
     Pieces pieces(rounds, pool_.threads(), 1000);
-    pool_.run([&] {
+    pool_.run([&](int) {
       for (int64_t begin, end; pieces.next(&begin, &end);)
         operations += isa_.measure_matrix(dtype == 1 ? DType::kBFloat16 : DType::kFloat32, end - begin);
     });
@@ -301,6 +301,12 @@ class Kernels {
     require(bytes > 0 && bytes <= t.numel() * t.item(), "bytes", "must lie within the tensor");
     nb::gil_scoped_release release;
     return populate_pages(t.data, bytes);
+  }
+
+  // Whether a block from this one on was written to before so many seconds were over.
+  bool wait_for_block(int64_t block, double seconds) {
+    nb::gil_scoped_release release;
+    return water_.wait(block, seconds);
   }
 
  private:
@@ -330,6 +336,7 @@ class Kernels {
   Pool pool_;
   Arena arena_;
   Desk desk_;
+  HighWater water_;
 };
 
 }  // namespace
@@ -378,6 +385,7 @@ NB_MODULE(_native, m) {
       .def("sample", &Kernels::sample)
       .def("advise_huge", &Kernels::advise_huge)
       .def("populate", &Kernels::populate)
+      .def("wait_for_block", &Kernels::wait_for_block, nb::arg("block"), nb::arg("seconds"))
       .def("measure_read", &Kernels::measure_read)
       .def("measure_matrix", &Kernels::measure_matrix);
 }

@@ -1,6 +1,7 @@
 #include "drivers.hpp"
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -23,7 +24,7 @@ constexpr int64_t kRowBytes = 384 << 10;
 template <class F> void over_rows(Pool& pool, int64_t rows, int64_t row_elements, F&& f) {
   if (rows * row_elements <= kSmallElements) return f(0, rows);
   Pieces pieces(rows, pool.threads(), 1);
-  pool.run([&] {
+  pool.run([&](int) {
     for (int64_t begin, end; pieces.next(&begin, &end);) f(begin, end);
   });
 }
@@ -84,6 +85,19 @@ bool populate_pages(void* memory, int64_t bytes) {
   (void)bytes;
   return false;
 #endif
+}
+
+bool HighWater::wait(int64_t block, double seconds) {
+  std::unique_lock<std::mutex> lock(mutex_);
+  wanted_.store(block);
+  return changed_.wait_for(lock, std::chrono::duration<double>(seconds), [&] { return wanted_.load() == INT64_MAX; });
+}
+
+void HighWater::reached(int64_t block) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (block < wanted_.load()) return;
+  wanted_.store(INT64_MAX);
+  changed_.notify_all();
 }
 
 Buffer::Buffer(size_t bytes) : size_(bytes) {
@@ -169,31 +183,30 @@ void run_linear(Pool& pool, const Isa& isa, const PackedWeight& weight, const ch
     x_stride = stride;
   }
   const LinearArgs args{x, x_stride, weight.memory.data, weight.bias.empty() ? nullptr : weight.bias.data(), y, y_stride,
-                        rows, weight.K, weight.N, weight.steps, weight.dtype, y_float32};
+                        rows, weight.K, weight.N, weight.steps, weight.dtype, y_float32,
+                        worth_streaming(y, y_stride, rows, weight.N, y_float32)};
   // Blocks of rows, then panels: a piece is a run of panels of one block.
   const int64_t most = std::max<int64_t>(48, kRowBytes / std::max<int64_t>(1, weight.steps * 4));
   const int64_t blocks = (rows + most - 1) / most;
-  if (rows * weight.N * weight.K <= 1 << 15) return isa.linear(args, 0, rows, 0, weight.panels);
-  const int64_t unit = rows <= 8 ? 2 : weight.panels * blocks >= 32 * pool.threads() ? 4 : 2;
-  Pieces pieces(blocks * weight.panels, pool.threads(), unit);
-  pool.run([&] {
-    for (int64_t begin, end; pieces.next(&begin, &end);) {
-      while (begin < end) {
-        const int64_t block = begin / weight.panels, stop = std::min(end, (block + 1) * weight.panels);
-        isa.linear(args, rows * block / blocks, rows * (block + 1) / blocks, begin - block * weight.panels,
-                   stop - block * weight.panels);
-        begin = stop;
-      }
-    }
+  if (rows * weight.N * weight.K <= 1 << 15) return isa.linear(args, 0, rows, 0, weight.panels, weight.panels);
+  Shares shares(blocks * weight.panels, pool.threads(), kPanelsTaken, kPanelsShared);
+  pool.run([&](int thread) {
+    over_panels(shares, thread, weight.panels, [&](int64_t block, int64_t panel0, int64_t panel1, int64_t last) {
+      isa.linear(args, rows * block / blocks, rows * (block + 1) / blocks, panel0, panel1, last);
+    });
   });
 }
 
-void run_cache_write(Pool& pool, const Isa& isa, const CacheWriteArgs& args, int64_t tokens) {
+void run_cache_write(Pool& pool, const Isa& isa, const CacheWriteArgs& args, int64_t tokens, HighWater& water) {
   const int64_t slots = args.cache.num_blocks * args.cache.block_size;
-  for (int64_t t = 0; t < tokens; ++t)
+  int64_t highest = -1;
+  for (int64_t t = 0; t < tokens; ++t) {
+    highest = std::max(highest, args.slots[t]);
     if (args.slots[t] >= slots || args.slots[t] < -1)
       throw std::out_of_range("slot " + std::to_string(args.slots[t]) + " is outside the cache of " + std::to_string(slots) +
                               " slots");
+  }
+  if (highest >= 0) water.reach(highest / args.cache.block_size);
   over_rows(pool, tokens, int64_t(args.cache.kv_heads) * args.cache.head_size * 8,
             [&](int64_t begin, int64_t end) { isa.cache_write(args, begin, end); });
 }

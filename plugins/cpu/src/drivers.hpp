@@ -1,6 +1,9 @@
 // The kernels over all threads: how work is cut, and what must hold before a pointer is followed.
 #pragma once
+#include <atomic>
+#include <condition_variable>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -15,6 +18,22 @@ const Isa* choose_isa(const char* wanted);  // null or "": the best this process
 void advise_huge_pages(void* memory, int64_t bytes);
 // Brings the pages under a range into memory without changing what they hold; false where the system cannot.
 bool populate_pages(void* memory, int64_t bytes);
+
+// Lets a thread wait until blocks from a certain one on are written to.
+class HighWater {
+ public:
+  bool wait(int64_t block, double seconds);  // false: not within that time
+  void reach(int64_t block) {
+    if (block >= wanted_.load(std::memory_order_relaxed)) reached(block);
+  }
+
+ private:
+  void reached(int64_t block);
+
+  std::atomic<int64_t> wanted_{INT64_MAX};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+};
 
 // Memory in huge pages where the system gives them: streaming through it then misses the translation cache rarely.
 class Buffer {
@@ -44,6 +63,26 @@ class Arena {
   std::shared_ptr<Buffer> current_;
   size_t used_ = 0;
 };
+
+// A product is cut into blocks of rows and, in each, panels: so many a thread takes at a time, and leaves to others.
+constexpr int64_t kPanelsTaken = 4, kPanelsShared = 2;
+
+// Calls f(block of rows, first panel, end, end of the panels that follow) for what is this thread's.
+template <class F> void over_panels(Shares& shares, int thread, int64_t panels, const F& f) {
+  for (int64_t begin, end, last; shares.next(thread, &begin, &end, &last);) {
+    while (begin < end) {
+      const int64_t block = begin / panels, base = block * panels, limit = base + panels;
+      const int64_t stop = end < limit ? end : limit;
+      f(block, begin - base, stop - base, (last < limit ? last : limit) - base);
+      begin = stop;
+    }
+  }
+}
+
+// Whether a result is better written past the caches: logits of many rows, in whole lines.
+inline bool worth_streaming(const char* y, int64_t y_stride, int64_t rows, int64_t columns, bool float32) {
+  return float32 && columns >= 1 << 14 && rows * columns >= 1 << 19 && reinterpret_cast<uintptr_t>(y) % 64 == 0 && y_stride % 64 == 0;
+}
 
 struct PackedWeight {
   PackedWeight(Arena& arena, int64_t outputs, int64_t inputs, DType dtype);
@@ -97,7 +136,7 @@ struct AttentionBatch {
   int64_t sequences, tokens, table_width, query_heads;
 };
 void run_attention(Pool& pool, const Isa& isa, const AttentionArgs& args, const AttentionBatch& batch);
-void run_cache_write(Pool& pool, const Isa& isa, const CacheWriteArgs& args, int64_t tokens);
+void run_cache_write(Pool& pool, const Isa& isa, const CacheWriteArgs& args, int64_t tokens, HighWater& water);
 void run_norm(Pool& pool, const Isa& isa, const NormArgs& args, int64_t rows);
 void run_rotary(Pool& pool, const Isa& isa, const RotaryArgs& args, int64_t tokens, int64_t num_positions);
 void run_gate(Pool& pool, const Isa& isa, const GateArgs& args, int64_t rows);

@@ -5,6 +5,10 @@
 #pragma once
 #include <stdint.h>
 
+// Functions here are part of files compiled for one instruction set each. None may become a symbol: of several with one
+// name the linker keeps one, which another processor may be unable to run.
+#define EC_INLINE inline __attribute__((always_inline))
+
 struct bf16 { uint16_t bits; };
 
 enum class DType : int { kFloat32 = 0, kBFloat16 = 1 };
@@ -25,6 +29,7 @@ struct LinearArgs {
   int64_t steps;  // reduction steps: K, or K/2 rounded up
   DType dtype;
   bool y_float32;
+  bool y_streams;  // y is float32, in whole lines, and larger than the caches
 };
 
 // Weights in blocks of 32 inputs, one scale (half precision) and perhaps a minimum to a block: w = scale * code + minimum,
@@ -69,6 +74,7 @@ struct QuantArgs {
   Codes codes;
   bool has_min;
   DType y_type;
+  bool y_streams;  // as in LinearArgs
 };
 
 // What a number of the cache is: the activations' own type, a byte with 128 added (times its token's and head's scale),
@@ -87,52 +93,79 @@ struct CacheView {
   DType dtype;    // of queries and results, and of what is stored where that is plain
   Stored stored;
 
-  int64_t wide() const { return dtype == DType::kFloat32 ? 4 : 2; }
-  int64_t item() const { return stored == Stored::kPlain ? wide() : 1; }
-  int64_t key_steps() const {  // lines of P x 4 bytes in a panel of keys
+  EC_INLINE int64_t wide() const { return dtype == DType::kFloat32 ? 4 : 2; }
+  EC_INLINE int64_t item() const { return stored == Stored::kPlain ? wide() : 1; }
+  EC_INLINE int64_t key_steps() const {  // lines of P x 4 bytes in a panel of keys
     const int64_t width = 4 / item();
     return (head_size + width - 1) / width;
   }
-  int64_t code_bytes() const { return int64_t(block_size) * padded * item(); }
-  int64_t head_bytes() const { return code_bytes() + (stored == Stored::kInt8 ? block_size * 4 : 0); }
-  int64_t side_bytes() const { return head_bytes() * kv_heads; }
-  int64_t block_bytes() const { return 2 * side_bytes(); }
+  EC_INLINE int64_t code_bytes() const { return int64_t(block_size) * padded * item(); }
+  EC_INLINE int64_t head_bytes() const { return code_bytes() + (stored == Stored::kInt8 ? block_size * 4 : 0); }
+  EC_INLINE int64_t side_bytes() const { return head_bytes() * kv_heads; }
+  EC_INLINE int64_t block_bytes() const { return 2 * side_bytes(); }
 };
 
 constexpr int kChunk = 256;    // tokens whose scores are normalised together; partial results merge in chunk order
 constexpr int kTileRows = 24;  // query rows (token, head of the group) that share one pass over the keys
 constexpr int kStreamRows = 6;  // tiles of so few rows wait for memory, not for arithmetic
 
-// What a thread reads next, brought near in the order of addresses while it computes: the hardware foresees long runs
-// only. What is computed is the same with it or without.
-struct Ahead {
+// What a thread reads next, in the order of its work and of addresses, brought near while it computes: the hardware
+// foresees long runs only. What is computed is the same with it or without.
+class Ahead {
+ public:
+  EC_INLINE void add(const char* from, int64_t bytes) {
+    queued_ += bytes / 64;
+    if (count_ > at_ && runs_[count_ - 1].end == from) {
+      runs_[count_ - 1].end += bytes;
+      return;
+    }
+    if (at_ == count_) at_ = count_ = 0;
+    runs_[count_++] = Run{from, from + bytes};
+  }
+  // Whether there is no room for so many runs.
+  EC_INLINE bool full(int more) {
+    if (at_ > 0) {
+      for (int i = at_; i < count_; ++i) runs_[i - at_] = runs_[i];
+      count_ -= at_;
+      at_ = 0;
+    }
+    return count_ + more > kRuns;
+  }
+  EC_INLINE int64_t fetched() const { return fetched_ - (end_ - from_) / 64; }          // lines so far
+  EC_INLINE int64_t queued() const { return queued_ + (end_ - from_) / 64; }  // lines that wait
+
+  EC_INLINE void fetch(int64_t lines) {
+    for (; lines > 0; --lines, from_ += 64) {
+      if (from_ >= end_ && !turn()) return;
+      __builtin_prefetch(from_, 0, 2);
+    }
+  }
+  // `Lines` of them, in a loop that has little time.
+  template <int Lines> EC_INLINE void step() {
+    if (end_ - from_ < Lines * 64) return fetch(Lines);
+    for (int i = 0; i < Lines; ++i) __builtin_prefetch(from_ + 64 * i, 0, 2);
+    from_ += Lines * 64;
+  }
+
+ private:
   struct Run {
     const char *from, *end;
   };
-  Run runs[2 * kChunk / 8];
-  int count = 0, at = 0;
+  // To the next run; false where there is none.
+  EC_INLINE bool turn() {
+    if (at_ == count_) return false;
+    from_ = runs_[at_].from;
+    end_ = runs_[at_++].end;
+    fetched_ += (end_ - from_) / 64;
+    queued_ -= (end_ - from_) / 64;
+    return true;
+  }
 
-  void add(const char* from, int64_t bytes) {
-    if (count && runs[count - 1].end == from) runs[count - 1].end += bytes;
-    else runs[count++] = Run{from, from + bytes};
-  }
-  void fetch(int64_t lines) {
-    while (lines > 0 && at < count) {
-      Run& run = runs[at];
-      for (; lines > 0 && run.from < run.end; run.from += 64, --lines) __builtin_prefetch(run.from, 0, 2);
-      if (run.from >= run.end) ++at;
-    }
-  }
-  // So many lines of one run for the caller to fetch; null where this run ends sooner: then they are fetched here.
-  const char* take(int64_t lines) {
-    if (at < count && runs[at].end - runs[at].from >= lines * 64) {
-      const char* from = runs[at].from;
-      runs[at].from += lines * 64;
-      return from;
-    }
-    fetch(lines);
-    return nullptr;
-  }
+  static constexpr int kRuns = 4 * kChunk / 8;
+  const char *from_ = nullptr, *end_ = nullptr;  // of the run that is being fetched
+  int64_t queued_ = 0, fetched_ = 0;             // lines of the runs behind it; of all up to its end
+  int count_ = 0, at_ = 0;
+  Run runs_[kRuns];
 };
 
 struct AttentionArgs {
@@ -245,13 +278,14 @@ constexpr int kSumBlock = 256;  // probabilities whose sum is kept, so that a dr
 
 struct Isa {
   const char* name;
-  void (*linear)(const LinearArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
+  // Products of rows m0..m1-1 with panels panel0..panel1-1. Panels up to `last` are next, and brought near meanwhile.
+  void (*linear)(const LinearArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1, int64_t last);
   void (*quantize)(const QuantizeArgs&, int64_t m0, int64_t m1);
   // The same of what `norm` and `gate` would store, which is not stored.
   void (*norm_quantize)(const NormArgs&, const RowCodes&, int64_t t0, int64_t t1);
   void (*gate_quantize)(const GateArgs&, const RowCodes&, int64_t t0, int64_t t1);
-  void (*quant_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
-  void (*byte_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1);
+  void (*quant_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1, int64_t last);
+  void (*byte_linear)(const QuantArgs&, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1, int64_t last);
   // `near`: what the item reads is on its way. `ahead`: what to bring near meanwhile, as much as the item reads itself.
   void (*attention)(const AttentionArgs&, const AttentionItem&, const AttentionScratch&, float* partial, bool near,
                     Ahead* ahead);

@@ -192,7 +192,7 @@ EC_INLINE vf byte_sum(vi high, vi low, float scale) { return fma(to_float(high),
 // Rows of queries (padded D bytes high, then low) with P panels of keys, times the keys' scales.
 template <int R, int P>
 void score_bytes(const char* q, int64_t padded, const ByteRow* rows, const char* const* keys, int64_t steps, const float* scales,
-                 float* scores, const char* ahead) {
+                 float* scores, Ahead* ahead) {
   vi high[R][P], low[R][P];
   EC_UNROLL for (int r = 0; r < R; ++r) EC_UNROLL for (int p = 0; p < P; ++p) {
     high[r][p] = vseti(rows[r].start[0]);
@@ -201,7 +201,7 @@ void score_bytes(const char* q, int64_t padded, const ByteRow* rows, const char*
   for (int64_t s = 0; s < steps; ++s) {
     vu k[P];
     EC_UNROLL for (int p = 0; p < P; ++p) k[p] = vloadu(keys[p] + s * 64);
-    if (ahead) EC_UNROLL for (int p = 0; p < P; ++p) __builtin_prefetch(ahead + (s * P + p) * 64, 0, 2);
+    if (ahead) ahead->step<P>();
     EC_UNROLL for (int r = 0; r < R; ++r) {
       uint32_t h, l;
       memcpy(&h, q + r * 2 * padded + s * 4, 4);
@@ -227,11 +227,11 @@ void value_bytes(const char* weights, const ByteRow* rows, const char* const* va
   }
   for (int i = 0; i < panels; ++i) {
     const char* v = values[i] + offset;
-    const char* lines = ahead && i % kSoftmaxShare != kSoftmaxShare - 1 ? ahead->take(P * kPanel / 4) : nullptr;
+    Ahead* const lines = i % kSoftmaxShare != kSoftmaxShare - 1 ? ahead : nullptr;
     EC_UNROLL for (int s = 0; s < kPanel / 4; ++s) {
       vu x[P];
       EC_UNROLL for (int p = 0; p < P; ++p) x[p] = vloadu(v + s * v_step + p * 64);
-      if (lines) EC_UNROLL for (int p = 0; p < P; ++p) __builtin_prefetch(lines + (s * P + p) * 64, 0, 2);
+      if (lines) lines->step<P>();
       EC_UNROLL for (int r = 0; r < R; ++r) {
         uint32_t h, l;
         memcpy(&h, weights + r * kChunk * 4 + i * kPanel + s * 4, 4);

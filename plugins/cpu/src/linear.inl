@@ -27,8 +27,9 @@ template <class T, class Out, int R, int P> void linear_tile(const LinearArgs& a
     EC_UNROLL for (int r = 0; r < R; ++r) {
       Out* y = reinterpret_cast<Out*>(t.y + r * a.y_stride) + p * kPanel;
       const vf sum = t.bias ? acc[r][p] + bias : acc[r][p];
-      if (n == kPanel) vstore(y, sum);
-      else vstore_n(y, sum, n);
+      if (n < kPanel) vstore_n(y, sum, n);
+      else if (sizeof(Out) == 4 && a.y_streams) vstream(reinterpret_cast<float*>(y), sum);
+      else vstore(y, sum);
     }
   }
 }
@@ -56,14 +57,14 @@ template <class T, class Out> TileFn tile_of(int rows, int panels) {
 }
 
 template <class T, class Out>
-void linear_rows(const LinearArgs& a, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1) {
+void linear_rows(const LinearArgs& a, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1, int64_t last) {
   const int64_t panel_bytes = a.steps * 64;
   const int64_t rows = m1 - m0, tiles = (rows + kMaxRows - 1) / kMaxRows;
   for (int64_t panel = panel0; panel < panel1;) {
     const int panels = int(panel1 - panel < kMaxPanels ? panel1 - panel : kMaxPanels);
     const char* w = a.w + panel * panel_bytes;
     const char* next = w + panels * panel_bytes;
-    const int64_t next_panels = panel1 - panel - panels < kMaxPanels ? panel1 - panel - panels : kMaxPanels;
+    const int64_t next_panels = last - panel - panels < kMaxPanels ? last - panel - panels : kMaxPanels;
     if (tiles == 1) {
       // The weights stream through once: the hardware follows within a panel, but not to the next one's beginning.
       for (int64_t p = 0; p < next_panels; ++p)
@@ -81,10 +82,11 @@ void linear_rows(const LinearArgs& a, int64_t m0, int64_t m1, int64_t panel0, in
   }
 }
 
-void linear(const LinearArgs& a, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1) {
-  if (a.dtype == DType::kFloat32) linear_rows<float, float>(a, m0, m1, panel0, panel1);
-  else if (a.y_float32) linear_rows<bf16, float>(a, m0, m1, panel0, panel1);
-  else linear_rows<bf16, bf16>(a, m0, m1, panel0, panel1);
+void linear(const LinearArgs& a, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1, int64_t last) {
+  if (a.dtype == DType::kFloat32) linear_rows<float, float>(a, m0, m1, panel0, panel1, last);
+  else if (a.y_float32) linear_rows<bf16, float>(a, m0, m1, panel0, panel1, last);
+  else linear_rows<bf16, bf16>(a, m0, m1, panel0, panel1, last);
+  if (a.y_streams) stream_end();
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Weights in GGUF's blocks: repacked into panels once, multiplied, and looked up by row.
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
@@ -90,7 +91,7 @@ QuantWeight::QuantWeight(Arena& arena, const std::string& scheme, int64_t output
 
 void QuantWeight::pack(Pool& pool, const char* source, int64_t stride) {
   Pieces pieces(panels, pool.threads(), 1);
-  pool.run([&] {
+  pool.run([&](int) {
     for (int64_t begin, end; pieces.next(&begin, &end);)
       for (int64_t panel = begin; panel < end; ++panel) pack_panel(panel, source, stride);
   });
@@ -180,13 +181,23 @@ void QuantWeight::rows(Pool& pool, const int64_t* ids, int64_t count, char* out,
     for (int64_t i = 0; i < count; ++i) one(i);
     return;
   }
-  pool.run([&] {
+  pool.run([&](int) {
     for (int64_t begin, end; pieces.next(&begin, &end);)
       for (int64_t i = begin; i < end; ++i) one(i);
   });
 }
 
 namespace {
+
+// The beginning of what a thread multiplies with, while the rows are not ready: with few rows that of four panels, which
+// stream through side by side, else that of the first.
+void bring_near(const QuantWeight& weight, int64_t panel, int64_t rows) {
+  const int64_t panels = rows <= 3 ? std::min<int64_t>(4, weight.panels - panel) : 1;
+  const int64_t bytes = rows <= 3 ? 2048 : 16384;
+  for (int64_t p = 0; p < panels; ++p)
+    for (int64_t at = 0; at < std::min(bytes, weight.panel_bytes); at += 64)
+      __builtin_prefetch(weight.memory.data + (panel + p) * weight.panel_bytes + at, 0, 2);
+}
 
 // `fill(to, begin, end)` leaves rows begin..end in bytes; `cheap` elements are not worth another thread.
 template <class Fill>
@@ -197,31 +208,31 @@ void multiply(Pool& pool, const Isa& isa, const QuantWeight& weight, const Produ
   char* memory = scratch.get(code_bytes + size_t(rows * weight.blocks) * sizeof(RowBlock));
   const RowCodes codes{reinterpret_cast<int8_t*>(memory), reinterpret_cast<RowBlock*>(memory + code_bytes), weight.blocks,
                        weight.group, weight.offset};
-  if (rows * weight.K <= cheap) {
-    fill(codes, 0, rows);
-  } else {
-    Pieces pieces(rows, pool.threads(), 1);
-    pool.run([&] {
-      for (int64_t begin, end; pieces.next(&begin, &end);) fill(codes, begin, end);
-    });
-  }
   const QuantArgs args{codes.codes, codes.scales, weight.memory.data, weight.bias.empty() ? nullptr : weight.bias.data(), to.y,
-                       to.y_stride, weight.N, weight.blocks, weight.group, weight.panel_bytes, weight.codes, weight.has_min, to.y_type};
+                       to.y_stride, weight.N, weight.blocks, weight.group, weight.panel_bytes, weight.codes, weight.has_min, to.y_type,
+                       worth_streaming(to.y, to.y_stride, rows, weight.N, to.y_type == DType::kFloat32)};
   const auto linear = weight.codes == Codes::kChannel ? isa.byte_linear : isa.quant_linear;
-  if (rows * weight.N * weight.K <= 1 << 16) return linear(args, 0, rows, 0, weight.panels);
+  const bool alone = rows * weight.N * weight.K <= 1 << 16;
+  if (alone) {
+    fill(codes, 0, rows);
+    return linear(args, 0, rows, 0, weight.panels, weight.panels);
+  }
   // As for other weights: blocks of rows that stay in the second-level cache, and panels by the handful.
   const int64_t most = std::max<int64_t>(48, (256 << 10) / weight.K);
   const int64_t row_blocks = (rows + most - 1) / most;
-  Pieces pieces(row_blocks * weight.panels, pool.threads(), rows <= 3 ? 4 : 2);
-  pool.run([&] {
+  Pieces pieces(rows, pool.threads(), rows * weight.K <= cheap ? rows : 1);
+  std::atomic<int64_t> left{rows};
+  Shares shares(row_blocks * weight.panels, pool.threads(), kPanelsTaken, kPanelsShared);
+  pool.run([&](int thread) {
+    bring_near(weight, shares.first(thread) % weight.panels, rows);
     for (int64_t begin, end; pieces.next(&begin, &end);) {
-      while (begin < end) {
-        const int64_t block = begin / weight.panels, stop = std::min(end, (block + 1) * weight.panels);
-        linear(args, rows * block / row_blocks, rows * (block + 1) / row_blocks, begin - block * weight.panels,
-               stop - block * weight.panels);
-        begin = stop;
-      }
+      fill(codes, begin, end);
+      left.fetch_sub(end - begin, std::memory_order_release);
     }
+    while (left.load(std::memory_order_acquire) > 0) relax();  // whoever has the last rows is at work on them
+    over_panels(shares, thread, weight.panels, [&](int64_t block, int64_t panel0, int64_t panel1, int64_t last) {
+      linear(args, rows * block / row_blocks, rows * (block + 1) / row_blocks, panel0, panel1, last);
+    });
   });
 }
 

@@ -250,7 +250,8 @@ template <Codes C, bool Min, int R, int P> void quant_tile(const QuantArgs& a, c
     EC_UNROLL for (int r = 0; r < R; ++r) {
       const vf y = t.bias ? acc[r][p] + bias : acc[r][p];
       char* at = t.y + r * a.y_stride;
-      if (a.y_type == DType::kFloat32) vstore_n(reinterpret_cast<float*>(at) + p * kPanel, y, n);
+      if (a.y_streams && n == kPanel) vstream(reinterpret_cast<float*>(at) + p * kPanel, y);
+      else if (a.y_type == DType::kFloat32) vstore_n(reinterpret_cast<float*>(at) + p * kPanel, y, n);
       else vstore_n(reinterpret_cast<bf16*>(at) + p * kPanel, y, n);
     }
   }
@@ -286,14 +287,14 @@ QuantTileFn quant_tile_of(const QuantArgs& a, int rows, bool full) {
   }
 }
 
-void quant_linear(const QuantArgs& a, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1) {
+void quant_linear(const QuantArgs& a, int64_t m0, int64_t m1, int64_t panel0, int64_t panel1, int64_t last) {
   const int64_t rows = m1 - m0, tiles = (rows + kQuantRows - 1) / kQuantRows;
   if (!rows) return;
   const int group = quant_panels(int((rows + tiles - 1) / tiles));
   for (int64_t panel = panel0; panel < panel1;) {
     const int64_t left = panel1 - panel, panels = left < group ? left : group;
     const char* w = a.w + panel * a.panel_bytes;
-    const int64_t following = left - panels < group ? left - panels : group;
+    const int64_t more = last - panel - panels, following = more < group ? more : group;
     for (int64_t i = 0; i < tiles; ++i) {
       const int64_t r0 = m0 + rows * i / tiles, r1 = m0 + rows * (i + 1) / tiles;
       const int count = int(r1 - r0), width = quant_panels(count);
@@ -310,6 +311,7 @@ void quant_linear(const QuantArgs& a, int64_t m0, int64_t m1, int64_t panel0, in
     }
     panel += panels;
   }
+  if (a.y_streams) stream_end();
 }
 
 }  // namespace

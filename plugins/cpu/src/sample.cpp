@@ -132,13 +132,13 @@ int64_t sample_row(const Isa& isa, const Row& row, Scratch& s) {
 
 void run_sample(Pool& pool, const Isa& isa, const SampleArgs& a) {
   Pieces pieces(a.rows, pool.threads(), 1);
-  const auto job = [&] {
+  const auto job = [&](int) {
     thread_local Scratch scratch;
     for (int64_t begin, end; pieces.next(&begin, &end);)
       for (int64_t r = begin; r < end; ++r)
         a.ids[r] = sample_row(isa, Row{a.logits + r * a.stride, a.vocab, a.temperature[r], a.top_p[r], a.min_p[r], a.top_k[r],
                                        a.uniform[r]}, scratch);
   };
-  if (a.rows == 1) job();
+  if (a.rows == 1) job(0);
   else pool.run(job);
 }

@@ -14,7 +14,6 @@
 
 #include "kernels.hpp"
 
-#define EC_INLINE inline __attribute__((always_inline))
 #if defined(__clang__)
 #define EC_UNROLL _Pragma("unroll")
 #else
@@ -271,6 +270,20 @@ EC_INLINE void vstore(bf16* x, vf a) {
   for (int i = 0; i < 16; ++i) x[i].bits = uint16_t(w[i]);
 }
 #endif
+
+// A store of 64 aligned bytes past the caches, for what is larger than they are; `stream_end` before others may read it.
+EC_INLINE void vstream(float* x, vf a) {
+#if defined(__AVX512F__)
+  _mm512_stream_ps(x, (__m512)a.p[0]);
+#else
+  vstore(x, a);
+#endif
+}
+EC_INLINE void stream_end() {
+#if defined(__AVX512F__)
+  _mm_sfence();
+#endif
+}
 
 // What a store to T and a load would give back.
 template <class T> EC_INLINE vf round_to(vf a) {

@@ -1,14 +1,15 @@
-"""The beginning of a cache is fetched beside what comes next, and its contents stay."""
+"""The beginning of a cache is fetched while the engine starts, more of it when blocks are written to; contents stay."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 from enginecore.device import BackendContext, KVCacheSpec
-from enginecore_cpu import native
+from enginecore_cpu import native, pages
 from enginecore_cpu.backend import CpuBackend
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the kernels are not compiled here")
@@ -20,13 +21,43 @@ def test_writing_meanwhile_loses_nothing():
     caches = backend.memory.allocate_kv(backend.attention.kv_cache_layout(SPEC), 500, 4)
     for number, cache in enumerate(caches):
         cache.fill_(number + 1)
-    thread = backend.memory._populating
-    assert thread is not None
-    thread.join()
+    backend.synchronize()
     assert [float(cache.min()) for cache in caches] == [1, 2, 3, 4] == [float(cache.max()) for cache in caches]
     backend.memory.release_kv(caches)
     with pytest.raises(ValueError, match="within the tensor"):
         native.load().Kernels(1, "").populate(torch.zeros(4), 17)
+
+
+def test_more_pages_come_as_blocks_are_written_to(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(pages, "_FIRST", 16 << 20)
+    backend = CpuBackend(BackendContext(device="cpu", num_threads=2))
+    layout, memory = backend.attention.kv_cache_layout(SPEC), backend.memory
+    blocks = (16 << 20) // layout.page_bytes  # a layer is 16 MiB
+    before = memory.process_used_bytes()
+    caches = memory.allocate_kv(layout, blocks, 4)
+    backend.synchronize()
+    assert memory.process_used_bytes() - before < 32 << 20
+    first = (4 << 20) // layout.page_bytes  # of each layer
+    key = torch.ones(1, 2, 64)
+
+    def write(block: int) -> None:
+        backend.attention.reshape_and_cache(key, key, caches[0], torch.tensor([block * 16]))
+
+    def fetched(least: int, block: int) -> bool:
+        for _ in range(500):
+            write(block)
+            if memory.process_used_bytes() - before >= least:
+                return True
+            time.sleep(0.01)
+        return False
+
+    write(first // 4)
+    time.sleep(0.3)
+    assert memory.process_used_bytes() - before < 32 << 20, "nobody is near the end of what is there"
+    assert fetched(22 << 20, first - 1)
+    assert fetched(60 << 20, blocks - 1)
+    memory.release_kv(caches)
+    assert memory.process_used_bytes() - before < 16 << 20
 
 
 def test_a_process_that_ends_at_once_ends_well():
