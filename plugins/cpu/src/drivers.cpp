@@ -23,9 +23,9 @@ constexpr int64_t kRowBytes = 384 << 10;
 
 template <class F> void over_rows(Pool& pool, int64_t rows, int64_t row_elements, F&& f) {
   if (rows * row_elements <= kSmallElements) return f(0, rows);
-  Pieces pieces(rows, pool.threads(), 1);
-  pool.run([&](int) {
-    for (int64_t begin, end; pieces.next(&begin, &end);) f(begin, end);
+  Shares shares = row_shares(rows, pool.threads());
+  pool.run([&](int thread) {
+    for (int64_t begin, end, last; shares.next(thread, &begin, &end, &last);) f(begin, end);
   });
 }
 
@@ -186,8 +186,7 @@ void run_linear(Pool& pool, const Isa& isa, const PackedWeight& weight, const ch
                         rows, weight.K, weight.N, weight.steps, weight.dtype, y_float32,
                         worth_streaming(y, y_stride, rows, weight.N, y_float32)};
   // Blocks of rows, then panels: a piece is a run of panels of one block.
-  const int64_t most = std::max<int64_t>(48, kRowBytes / std::max<int64_t>(1, weight.steps * 4));
-  const int64_t blocks = (rows + most - 1) / most;
+  const int64_t blocks = row_blocks(rows, std::max<int64_t>(48, kRowBytes / std::max<int64_t>(1, weight.steps * 4)), pool.threads());
   if (rows * weight.N * weight.K <= 1 << 15) return isa.linear(args, 0, rows, 0, weight.panels, weight.panels);
   Shares shares(blocks * weight.panels, pool.threads(), kPanelsTaken, kPanelsShared);
   pool.run([&](int thread) {

@@ -64,8 +64,18 @@ class Arena {
   size_t used_ = 0;
 };
 
-// A product is cut into blocks of rows and, in each, panels: so many a thread takes at a time, and leaves to others.
-constexpr int64_t kPanelsTaken = 4, kPanelsShared = 2;
+// Rows one by one to threads: each has the same part of them in every kernel, so that what it wrote is in its own cache.
+inline Shares row_shares(int64_t rows, int threads) { return Shares(rows, threads, rows / (8 * threads) + 1, 1); }
+
+// A product is cut into blocks of rows and, in each, panels: so many a thread takes at a time, and leaves to others. With
+// many rows each thread has whole blocks, which are its share of the rows too; with few it has its own panels, so that
+// weights are read once.
+constexpr int64_t kPanelsTaken = 4, kPanelsShared = 2, kRowsApart = 48;
+
+inline int64_t row_blocks(int64_t rows, int64_t most, int threads) {
+  const int64_t blocks = (rows + most - 1) / most;
+  return rows < kRowsApart * threads ? blocks : (blocks + threads - 1) / threads * threads;
+}
 
 // Calls f(block of rows, first panel, end, end of the panels that follow) for what is this thread's.
 template <class F> void over_panels(Shares& shares, int thread, int64_t panels, const F& f) {

@@ -114,7 +114,7 @@ class Shares {
   // `last`: where the pieces end that this thread takes one after the other.
   bool next(int thread, int64_t* begin, int64_t* end, int64_t* last) {
     for (int i = 0; i < count_; ++i) {
-      const int of = thread + i < count_ ? thread + i : thread + i - count_;
+      const int of = (thread + i) % count_;
       std::atomic<uint64_t>& range = share(of);
       uint64_t at = range.load(std::memory_order_relaxed);
       for (;;) {

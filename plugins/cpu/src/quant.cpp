@@ -218,20 +218,19 @@ void multiply(Pool& pool, const Isa& isa, const QuantWeight& weight, const Produ
     return linear(args, 0, rows, 0, weight.panels, weight.panels);
   }
   // As for other weights: blocks of rows that stay in the second-level cache, and panels by the handful.
-  const int64_t most = std::max<int64_t>(48, (256 << 10) / weight.K);
-  const int64_t row_blocks = (rows + most - 1) / most;
-  Pieces pieces(rows, pool.threads(), rows * weight.K <= cheap ? rows : 1);
+  const int64_t blocks = row_blocks(rows, std::max<int64_t>(48, (256 << 10) / weight.K), pool.threads());
+  Shares fills = rows * weight.K <= cheap ? Shares(rows, 1, rows, rows) : row_shares(rows, pool.threads());
   std::atomic<int64_t> left{rows};
-  Shares shares(row_blocks * weight.panels, pool.threads(), kPanelsTaken, kPanelsShared);
+  Shares shares(blocks * weight.panels, pool.threads(), kPanelsTaken, kPanelsShared);
   pool.run([&](int thread) {
     bring_near(weight, shares.first(thread) % weight.panels, rows);
-    for (int64_t begin, end; pieces.next(&begin, &end);) {
+    for (int64_t begin, end, last; fills.next(thread, &begin, &end, &last);) {
       fill(codes, begin, end);
       left.fetch_sub(end - begin, std::memory_order_release);
     }
     while (left.load(std::memory_order_acquire) > 0) relax();  // whoever has the last rows is at work on them
     over_panels(shares, thread, weight.panels, [&](int64_t block, int64_t panel0, int64_t panel1, int64_t last) {
-      linear(args, rows * block / row_blocks, rows * (block + 1) / row_blocks, panel0, panel1, last);
+      linear(args, rows * block / blocks, rows * (block + 1) / blocks, panel0, panel1, last);
     });
   });
 }
