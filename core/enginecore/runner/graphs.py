@@ -202,6 +202,10 @@ class StaticInputs:
         self._packed = torch.zeros(size * width, dtype=torch.int32, device=device)
         self._host = {name: pinned((size,), dtype) for name, dtype in names.items()}
         self._host_table = pinned((size * width,), torch.int32)
+        #: Where the device's memory is the host's, it is written to as it is.
+        self._in_place = self._host_table.device == self._packed.device
+        if self._in_place:
+            self._host = self._rows
         self._padding = padding
         self._sent = backend.event()
         self._sent.record()
@@ -229,7 +233,13 @@ class StaticInputs:
             values = host.numpy()
             values[:count] = getattr(batch, name)
             values[count:size] = self._padding.get(name, 0)
-            tensor[:size].copy_(host[:size], non_blocking=True)
+            if not self._in_place:
+                tensor[:size].copy_(host[:size], non_blocking=True)
+        if self._in_place:
+            table = self._table_NB.numpy()
+            table[:count, :width] = batch.block_table
+            table[count:size, 0] = 0
+            return
         packed = self._host_table[: count * width]
         packed.numpy()[:] = batch.block_table.reshape(-1)
         self._packed[: count * width].copy_(packed, non_blocking=True)

@@ -61,6 +61,8 @@ class Sampler:
         self._rules: dict[int, LogitRules] = {}
         #: How arrays come to the device, and results back.
         self.transfers = Transfers(device)
+        #: The parameters of rows that are all greedy: nothing else matters to them, and they are the same each time.
+        self._greedy = self._greedy_columns(max_num_seqs)
 
     def enter(self, new: NewRequest) -> None:
         params, slot = new.request.params, new.slot
@@ -172,11 +174,19 @@ class Sampler:
         temperature_R = self._temperature_S[slots]
         if temperature_R.any():
             uniform_R = uniforms(self._seed_S[slots], positions.astype(np.uint64))
+            arrays = (temperature_R, self._top_k_S[slots], self._top_p_S[slots], self._min_p_S[slots], uniform_R)
+            sent = self.transfers.send(*arrays)
         else:
-            uniform_R = np.zeros(len(slots))
-        arrays = (temperature_R, self._top_k_S[slots], self._top_p_S[slots], self._min_p_S[slots], uniform_R)
-        chosen: torch.Tensor = self._ops.sample(logits_RV, *self.transfers.send(*arrays))
+            if len(slots) > len(self._greedy[0]):  # a row for each guess, too
+                self._greedy = self._greedy_columns(2 * len(slots))
+            sent = [column[: len(slots)] for column in self._greedy]
+        chosen: torch.Tensor = self._ops.sample(logits_RV, *sent)
         return chosen
+
+    def _greedy_columns(self, rows: int) -> list[torch.Tensor]:
+        """Temperature, top-k, top-p, min-p and random numbers."""
+        kinds = ((0, torch.float32), (0, torch.int64), (1, torch.float32), (0, torch.float32), (0, torch.float64))
+        return [torch.full((rows,), value, dtype=dtype, device=self._device) for value, dtype in kinds]
 
     def prompt_logprobs(
         self, logits_PV: torch.Tensor, params: SamplingParams, targets: list[int]

@@ -18,8 +18,8 @@ from enginecore_cpu import native, system
 from enginecore_cpu.attention import NativeAttention, native_capabilities
 from enginecore_cpu.graphs import CpuGraphs
 from enginecore_cpu.memory import CpuMemory
-from enginecore_cpu.pages import PagesAhead
 from enginecore_cpu.ops import NativeOps
+from enginecore_cpu.pages import PagesAhead
 from enginecore_cpu.torch_path import TorchAttention, torch_capabilities
 
 

@@ -70,8 +70,8 @@ class PagesAhead:
     def _follow(
         self, caches: list[torch.Tensor], num_blocks: int, there: int, first: list[threading.Thread], stopped: Any
     ) -> None:
-        """`there`: bytes of each cache that the first threads fetch. Ends with the process, which waits for this thread:
-        one that is killed inside native code takes the process down."""
+        """`there`: bytes of each cache that the first threads fetch. Ends with the process, which waits for this
+        thread: one that is killed inside native code takes the process down."""
         for thread in first:
             thread.join()
         whole, block = caches[0].nbytes, caches[0].nbytes // num_blocks
