@@ -29,14 +29,14 @@ def run(command: list[str], **environment: str) -> dict[str, Any]:
     raise SystemExit(f"{command[0]} reported no figures")
 
 
-def ours(args: argparse.Namespace, quantization: str, *, stream: bool) -> float:
+def ours(args: argparse.Namespace, quantization: str, speculation: str = "off", *, stream: bool) -> float:
     """Output tokens a second: of all requests at once, or of one stream of 128 tokens while it decodes."""
     model = args.gguf if quantization == "gguf" else args.model
     engine = [model, "--device", "cpu", "--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "32"]
     work = ["latency", "--batch-sizes", "1", "--input-len", "8", "--output-len", "128"] if stream else [
         "throughput", "--num-requests", str(args.num_requests)]  # fmt: skip
     command = [sys.executable, "-m", "enginecore", "bench", work[0], *engine, *work[1:]]
-    report = run([*command, "--quantization", quantization, "--json"])
+    report = run([*command, "--quantization", quantization, "--speculation", speculation, "--json"])
     return float(1000 / report["batch"]["1"]["tpot_ms"] if stream else report["output_tok_per_s"])
 
 
@@ -46,6 +46,8 @@ def beside_vllm(args: argparse.Namespace, rates: dict[str, dict[str, list[float]
     for name, quantization in (("enginecore", "auto"), ("enginecore int8", "int8")):
         rates["output_tok_per_s"].setdefault(name, []).append(ours(args, quantization, stream=False))
         rates["single_stream_tok_per_s"].setdefault(name, []).append(ours(args, quantization, stream=True))
+    for name, quantization in (("enginecore, ngram", "auto"), ("enginecore int8, ngram", "int8")):
+        rates["output_tok_per_s"].setdefault(name, []).append(ours(args, quantization, "ngram", stream=False))
     report = run([*theirs, str(args.num_requests)], VLLM_CPU_KVCACHE_SPACE="4", VLLM_NO_USAGE_STATS="1",
                  HF_HUB_OFFLINE="1")  # fmt: skip
     for kind in ("output_tok_per_s", "single_stream_tok_per_s"):
