@@ -158,14 +158,14 @@ def test_a_truncated_file(tmp_path: Path) -> None:
 
 
 def test_nothing_outside_of_the_root(tmp_path: Path) -> None:
-    root = tmp_path / "root"
+    root = tmp_path / "adapters"
     inside = write_adapter(root / "team" / "a", tensors(), 4, TARGETS)
     outside = write_adapter(tmp_path / "secret", tensors(), 4, TARGETS)
     (root / "link").symlink_to(outside)
     (root / "good").symlink_to(inside)
     (root / "loop").symlink_to(root / "loop")
     (root / "file").write_text("x")
-    for path in ("team/a", "good", str(inside), "../root/team/a"):
+    for path in ("team/a", "good", str(inside), "../adapters/team/a"):
         assert find_adapter(path, str(root)) == inside
     escapes = ["../secret", "link", str(outside), "/etc", "team/a/../../../secret", "~", "nothing", "loop", "file"]
     for path in (*escapes, "\0", "x" * 5000):

@@ -27,6 +27,7 @@ class CpuBackend(Backend):
     """`options`, for tests and comparisons: "kernels" ("native" or "torch"), "isa" (a name that `doctor` shows),
     "torch_threads" (threads of torch's own operations beside the native kernels; 1)."""
 
+    memory: CpuMemory
     attention: AttentionBackend
     ops: OpTable
     collective_backend = "gloo"
@@ -67,7 +68,7 @@ class CpuBackend(Backend):
 
     def synchronize(self) -> None:
         """Kernels have run when a call returns; what may still be on its way are the first pages of the cache."""
-        if isinstance(self.memory, CpuMemory) and self.memory.pages is not None:
+        if self.memory.pages is not None:
             self.memory.pages.wait()
 
     def stream(self) -> Any:
