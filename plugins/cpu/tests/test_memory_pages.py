@@ -7,14 +7,20 @@ import mmap
 import subprocess
 import sys
 import time
+from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 from enginecore.device import BackendContext, KVCacheSpec
 from enginecore_cpu import native, pages
+from enginecore_cpu.attention import NativeAttention, native_capabilities
 from enginecore_cpu.backend import CpuBackend
+from enginecore_cpu.memory import CpuMemory
+from enginecore_cpu.pages import PagesAhead
 
 pytestmark = pytest.mark.skipif(native.load() is None, reason="the kernels are not compiled here")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="pages are fetched ahead on Linux only")
 SPEC = KVCacheSpec(num_layers=4, num_kv_heads=2, head_size=64, dtype="float32", block_size=16)
 
 
@@ -39,31 +45,57 @@ def resident(cache: torch.Tensor) -> int:
     return sum(byte & 1 for byte in there) * page
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux what is in memory")
+@on_linux
+def test_fetched_pages_are_there():
+    cache = torch.empty(48 << 20, dtype=torch.uint8)
+    assert native.load().Kernels(1, "").populate(cache, 20 << 20)
+    assert resident(cache[: 20 << 20]) >= 20 << 20
+
+
+class Fetched:
+    """Kernels that remember how much of each cache was fetched. The system isn't asked: it may hand out memory that
+    this process has touched before."""
+
+    def __init__(self, kernels: Any) -> None:
+        self._kernels, self.bytes = kernels, Counter[int]()
+        self.wait_for_block = kernels.wait_for_block
+
+    def populate(self, cache: torch.Tensor, size: int) -> bool:
+        done = self._kernels.populate(cache, size)
+        self.bytes[cache.data_ptr()] = size
+        return done
+
+
+@on_linux
 def test_more_pages_come_as_blocks_are_written_to(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(pages, "_FIRST", 16 << 20)
-    backend = CpuBackend(BackendContext(device="cpu", num_threads=2))
-    layout, memory = backend.attention.kv_cache_layout(SPEC), backend.memory
-    blocks = (48 << 20) // layout.page_bytes  # larger than anything that is freed and used again: untouched pages
-    caches = memory.allocate_kv(layout, blocks, 4)
-    backend.synchronize()
-    assert all(4 << 20 <= resident(cache) <= 8 << 20 for cache in caches)
-    first = (4 << 20) // layout.page_bytes  # of each layer
+    kernels = native.load().Kernels(2, "")
+    attention, fetched = NativeAttention(kernels, native_capabilities(kernels.isa)), Fetched(kernels)
+    memory = CpuMemory(pages=PagesAhead(fetched))
+    layout = attention.kv_cache_layout(SPEC)
+    block = layout.page_bytes
+    caches = memory.allocate_kv(layout, (16 << 20) // block, 4)
+    memory.pages.wait()
+    assert list(fetched.bytes.values()) == [4 << 20] * 4
     key = torch.ones(1, 2, 64)
 
-    def fetched(least: int, block: int) -> bool:
+    def write(number: int) -> None:
+        attention.reshape_and_cache(key, key, caches[0], torch.tensor([number * 16]))
+
+    def comes(size: int, number: int) -> bool:
         for _ in range(500):
-            backend.attention.reshape_and_cache(key, key, caches[0], torch.tensor([block * 16]))
-            if min(resident(cache) for cache in caches) >= least:
+            write(number)
+            if min(fetched.bytes.values()) >= size:
                 return True
             time.sleep(0.01)
         return False
 
-    backend.attention.reshape_and_cache(key, key, caches[0], torch.tensor([first // 4 * 16]))
+    write((1 << 20) // block)
     time.sleep(0.3)
-    assert resident(caches[1]) <= 8 << 20, "nobody is near the end of what is there"
-    assert fetched(6 << 20, first - 1)
-    assert fetched(16 << 20, 4 * first - 1)
+    assert max(fetched.bytes.values()) == 4 << 20, "nobody is near the end of what is there"
+    assert comes(6 << 20, (4 << 20) // block - 1)
+    assert comes(16 << 20, (16 << 20) // block - 1)
+    assert set(fetched.bytes.values()) == {16 << 20}
     memory.release_kv(caches)
 
 
