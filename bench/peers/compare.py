@@ -29,7 +29,7 @@ def run(command: list[str], **environment: str) -> dict[str, Any]:
     raise SystemExit(f"{command[0]} reported no figures")
 
 
-def ours(args: argparse.Namespace, quantization: str, speculation: str = "off", *, stream: bool) -> float:
+def ours(args: argparse.Namespace, quantization: str, speculation: str = "auto", *, stream: bool) -> float:
     """Output tokens a second: of all requests at once, or of one stream of 128 tokens while it decodes."""
     model = args.gguf if quantization == "gguf" else args.model
     engine = [model, "--device", "cpu", "--dtype", "bfloat16", "--max-model-len", "2048", "--max-num-seqs", "32"]
@@ -43,11 +43,12 @@ def ours(args: argparse.Namespace, quantization: str, speculation: str = "off", 
 def beside_vllm(args: argparse.Namespace, rates: dict[str, dict[str, list[float]]]) -> None:
     """One turn of each: everything at once, then one stream."""
     theirs = [args.vllm_python, str(Path(__file__).with_name("vllm_offline.py")), args.model, str(WORKLOAD)]
-    for name, quantization in (("enginecore", "auto"), ("enginecore int8", "int8")):
-        rates["output_tok_per_s"].setdefault(name, []).append(ours(args, quantization, stream=False))
-        rates["single_stream_tok_per_s"].setdefault(name, []).append(ours(args, quantization, stream=True))
-    for name, quantization in (("enginecore, ngram", "auto"), ("enginecore int8, ngram", "int8")):
-        rates["output_tok_per_s"].setdefault(name, []).append(ours(args, quantization, "ngram", stream=False))
+    for name, quantization, speculation in (
+        ("enginecore", "auto", "auto"), ("enginecore int8", "int8", "auto"),
+        ("enginecore, no guesses", "auto", "off"), ("enginecore int8, no guesses", "int8", "off"),
+    ):  # fmt: skip
+        for kind, stream in (("output_tok_per_s", False), ("single_stream_tok_per_s", True)):
+            rates[kind].setdefault(name, []).append(ours(args, quantization, speculation, stream=stream))
     report = run([*theirs, str(args.num_requests)], VLLM_CPU_KVCACHE_SPACE="4", VLLM_NO_USAGE_STATS="1",
                  HF_HUB_OFFLINE="1")  # fmt: skip
     for kind in ("output_tok_per_s", "single_stream_tok_per_s"):
@@ -59,7 +60,8 @@ def beside_llama(args: argparse.Namespace, rates: dict[str, dict[str, list[float
     script = str(Path(__file__).with_name("llama_stream.py"))
     report = run([args.llama_python, script, args.gguf, str(os.cpu_count() or 1)])
     both = rates["gguf_single_stream_tok_per_s"]
-    both.setdefault("enginecore", []).append(ours(args, "gguf", stream=True))
+    for name, speculation in (("enginecore", "auto"), ("enginecore, no guesses", "off")):
+        both.setdefault(name, []).append(ours(args, "gguf", speculation, stream=True))
     both.setdefault("llama.cpp", []).append(report["single_stream_tok_per_s"])
 
 

@@ -68,7 +68,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     the work of steps among tenants, by their `tenant_weights` (1 for who is not named). Of the cache's blocks, cached
     prefixes of each tenant keep the share `tenant_cache_floor` while others press, and take `tenant_cache_cap` at most.
     `speculation` "ngram" guesses up to `num_speculative_tokens` tokens a step from the text so far and keeps those that
-    the model chooses itself: the same answers in fewer steps where texts repeat.
+    the model chooses itself: the same answers in fewer steps where texts repeat. "auto" does so where the device gives
+    a token the same logits beside any others.
     `runner` says what the model is for: "generate" text, or "pooling" (vectors, scores, classes); "auto" goes by its
     files. `pooler_config` goes before what the files say of pooling: `pooling_type`, `normalize`, `activation`,
     `matryoshka`.
@@ -104,7 +105,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
     strict_ops: bool = False
     enforce_eager: bool = False
     require_graphs: bool = False
-    speculation: Literal["off", "ngram"] = "off"
+    speculation: Literal["auto", "off", "ngram"] = "auto"
     num_speculative_tokens: int = 4
     overlap: Literal["auto", "on", "off"] = "auto"
     num_threads: int | None = None
@@ -163,8 +164,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True):
         if self.kv_disk is not None and not self.kv_disk.strip():
             raise ParameterError("kv_disk must name a folder", param="kv_disk")
         self._check_adapters()
-        if self.speculation not in ("off", "ngram"):
-            raise ParameterError(f"speculation must be off or ngram, got {self.speculation!r}", param="speculation")
+        if self.speculation not in ("auto", "off", "ngram"):
+            told = f"speculation must be auto, off or ngram, got {self.speculation!r}"
+            raise ParameterError(told, param="speculation")
         self._at_least("num_speculative_tokens", 1)
         if self.num_speculative_tokens > MAX_GUESSES:
             told = f"num_speculative_tokens must be at most {MAX_GUESSES}, got {self.num_speculative_tokens}"

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from enginecore import LLM, SamplingParams
 from enginecore.errors import ParameterError
+from enginecore.runner.guessing import StepCost
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "dtype": "float32", "max_model_len": 512, "num_blocks": 128}
 LIST = "red apple, green pear, blue plum, red apple, green pear, blue plum, red apple, green pear,"
@@ -40,7 +41,7 @@ def load(**settings: Any) -> LLM:
 @pytest.fixture(scope="module")
 def plain(smollm2: str) -> Iterator[list[Any]]:
     """What every kind of request answers to every prompt without speculation."""
-    with load() as llm:
+    with load(speculation="off") as llm:
         yield [answers(llm, kind) for kind in KINDS]
 
 
@@ -56,7 +57,10 @@ def answers(llm: LLM, kind: dict[str, Any]) -> list[Any]:
 @pytest.mark.model
 @pytest.mark.parametrize("settings", [{}, {"num_blocks": 40, "max_num_batched_tokens": 16, "max_num_seqs": 8},
                                       {"enable_prefix_caching": False}], ids=["roomy", "tiny", "uncached"])  # fmt: skip
-def test_answers_are_those_without_it(plain: list[Any], settings: dict[str, Any]) -> None:
+def test_answers_are_those_without_it(
+    plain: list[Any], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepCost, "relative_slope", lambda self, rows: 0.0)  # every guess is made, whatever it costs
     with load(speculation="ngram", num_speculative_tokens=3, **settings) as llm:
         for kind, wanted in zip(KINDS, plain, strict=True):
             assert answers(llm, kind) == wanted, kind
@@ -65,6 +69,15 @@ def test_answers_are_those_without_it(plain: list[Any], settings: dict[str, Any]
         assert stats.num_steps < stats.generation_tokens
     for text, *_ in plain[-1]:
         assert json.loads(text).keys() == {"n"}
+
+
+@pytest.mark.model
+def test_guesses_are_made_by_default_where_they_pay(plain: list[Any], smollm2: str) -> None:
+    with load() as llm:
+        assert answers(llm, KINDS[4]) == plain[4]
+        stats = llm._client.call("stats")
+        assert stats.num_accepted > 0
+        assert llm.config.speculation == "ngram"
 
 
 def test_settings_that_make_no_sense_are_refused() -> None:

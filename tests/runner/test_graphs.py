@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from enginecore.config import EngineArgs
-from enginecore.device import GraphKey
+from enginecore.device import GraphKey, GraphRunner
 from enginecore.device.discovery import InstalledPlugin
 from enginecore.device.select import SelectedDevice
 from enginecore.engine import build, resolve, site
@@ -16,7 +16,8 @@ from enginecore.engine.engine import Engine
 from enginecore.errors import ParameterError, UnsupportedError
 from enginecore.metrics import Metrics
 from enginecore.request import EngineRequest, EngineStats, SamplingParams
-from enginecore.runner.graphs import GRAPH_BYTES, decode_sizes
+from enginecore.runner.graphs import decode_sizes
+from enginecore.runner.guessing import StepCost
 
 from tests.models.tiny import tiny_tokens, write_tiny
 from tests.testing.recording import HELD, RecordingBackend, create
@@ -92,12 +93,27 @@ def test_replayed_steps_give_the_tokens_of_eager_ones(start: Start) -> None:
     assert choice(ready) == ("4 batch sizes up to 6", "the device's graph support is 'uniform_single_token_decode'")
 
 
+def test_steps_with_guesses_and_ends_of_prompts_are_replayed_token_by_token(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepCost, "relative_slope", lambda self, rows: 0.0)  # every guess is made
+    prompts = [tiny_tokens(5, seed=3) * 3, tiny_tokens(20, seed=4), tiny_tokens(7, seed=5)]
+    eager, _ = generate(start("", enforce_eager=True)[0], prompts, 40)
+    engine, _, backend = start(speculation="ngram", num_speculative_tokens=3, max_num_batched_tokens=18)
+    assert max(key.num_seqs for key in backend.graphs.captured) == 24, "six sequences with three guesses each"
+    answers, stats = generate(engine, prompts, 40)
+    assert answers == eager
+    assert stats.num_drafted > stats.num_accepted > 0
+    assert stats.eager_steps == 2, "what there is of long prompts; their last seven tokens are replayed"
+    assert backend.graphs.replays == stats.graph_replays == stats.num_steps - 2
+
+
 def test_memory_is_reserved_and_shrinks_to_what_is_held(start: Start) -> None:
     _, ready, _ = start(num_blocks=None, memory_utilization=0.5)
     ledger = ready.ledger
     assert ledger["graphs"] == 4 * HELD
     plan = build.plan_engine(EngineArgs(model=ready.config.model, device="recorder", dtype="float32", max_num_seqs=6))
-    assert plan.ledger["graphs"] > 4 * GRAPH_BYTES, "the prediction holds what may be needed"
+    assert plan.ledger["graphs"] > 4 * GraphRunner.bytes_each, "the prediction holds what may be needed"
     assert "graphs" not in start("", enforce_eager=True)[1].ledger
 
 

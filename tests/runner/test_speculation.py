@@ -11,31 +11,41 @@ from enginecore.ops.dispatch import Ops
 from enginecore.plan import StepPlan
 from enginecore.request import EngineOutput, EngineStats
 from enginecore.runner import ModelRunner
-from enginecore.runner.speculation import NgramProposer, Speculation
+from enginecore.runner.guessing import MOST_EVIDENCE, NgramProposer, Proposal
+from enginecore.runner.speculation import Speculation
 from enginecore.scheduler import Scheduler, SchedulerConfig
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.runner.test_runner import VOCAB, TableModel, answer, request, tokens
 
 MOST = 3
 
 
-class Oracle:
+class Certain:
+    """Sure of its guesses for each sequence."""
+
+    def propose(self, tokens_SL: np.ndarray, slots_N: np.ndarray, lengths_N: np.ndarray, most: int) -> Proposal:
+        ids = [self.guess(tokens_SL[slot, :length], most) for slot, length in zip(slots_N, lengths_N, strict=True)]
+        return Proposal(np.array(ids), np.full(len(ids), MOST_EVIDENCE))
+
+    def guess(self, tokens_L: np.ndarray, most: int) -> list[int]:
+        raise NotImplementedError
+
+
+class Oracle(Certain):
     """Guesses that are all right, or all but what comes after the first `good`."""
 
     def __init__(self, good: int = MOST) -> None:
         self.good = good
 
-    def propose(self, tokens_L: np.ndarray, most: int) -> list[int]:
+    def guess(self, tokens_L: np.ndarray, most: int) -> list[int]:
         right = answer([int(tokens_L[-1])], most)
         return [token if i < self.good else (token + 1) % 40 for i, token in enumerate(right)]
 
 
-class Noise:
+class Noise(Certain):
     """Guesses that have nothing to do with the text."""
 
-    def propose(self, tokens_L: np.ndarray, most: int) -> list[int]:
+    def guess(self, tokens_L: np.ndarray, most: int) -> list[int]:
         return [(int(tokens_L[-1]) * 7 + len(tokens_L) + i) % 40 for i in range(most)]
 
 
@@ -55,7 +65,7 @@ def run(
     runner = ModelRunner(
         TableModel(), device=torch.device("cpu"), ops=Ops(None), vocab_size=VOCAB, block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs, max_model_len=settings.max_model_len,
-        speculation=None if proposer is None else Speculation(proposer, MOST),
+        speculation=None if proposer is None else Speculation(proposer, MOST, 64),
     )  # fmt: skip
     outputs: dict[str, list[EngineOutput]] = {}
     plans = []
@@ -145,22 +155,3 @@ def test_blocks_of_accepted_tokens_are_cached_and_hold_what_was_computed() -> No
         [request("a", [3, 5, 7, 9], 24), request("b", text[:21], 3)], Oracle(), max_num_seqs=1, **settings
     )
     assert stats.prefix_cache_hits == 20 and tokens(scheduler_outputs["b"]) == answer(text[:21], 3)
-
-
-def test_a_sequence_that_repeats_nothing_guesses_more_rarely() -> None:
-    _, stats, plans = run([request("r", [3, 5], 40)], Oracle(0))
-    assert 0 < sum(bool(plan.guesses) for plan in plans) < 10 and stats.num_accepted == 0
-
-
-@given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.integers(1, 6))
-def test_ngrams_are_what_came_after_the_longest_end_that_stood_before(text: list[int], most: int) -> None:
-    found = NgramProposer(3, 2).propose(np.array(text), most)
-    for length in (3, 2):
-        places = [i for i in range(length, len(text)) if text[i - length : i] == text[-length:]]
-        if length < len(text) and places:
-            assert 0 < len(found) <= most
-            assert any(text[i : i + most] == found for i in places)
-            if any(i + most <= len(text) for i in places):
-                assert len(found) == most
-            return
-    assert found == []

@@ -73,7 +73,7 @@ def engine_settings(
     tenant_cache_cap: options.TenantCacheCap = 1.0,
     seed: options.Seed = 0,
     max_logprobs: options.MaxLogprobs = 20,
-    speculation: options.Speculation = "off",
+    speculation: options.Speculation = "auto",
     num_speculative_tokens: options.NumSpeculativeTokens = 4,
     num_threads: options.NumThreads = None,
     kv_host_memory: options.KvHostMemory = None,

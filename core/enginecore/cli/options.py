@@ -218,10 +218,11 @@ StrictOps = Annotated[
 Speculation = Annotated[
     str,
     typer.Option(
-        metavar="off|ngram",
+        metavar="auto|off|ngram",
         help="Guess the next tokens and compute several in one step; those that the model would have chosen are kept. "
-        "Answers stay the same. ngram guesses what came after the same words before: good where answers quote their "
-        "prompt, such as summaries, edits of code and extraction.",
+        "ngram guesses what came after the same words before, where that pays: where answers repeat themselves or "
+        "quote their prompt, as summaries, edits of code and extraction do. auto does so where the device computes a "
+        "token alike alone and beside others, so that answers stay the same to the last bit.",
         rich_help_panel=ADVANCED,
     ),
 ]

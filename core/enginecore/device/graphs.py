@@ -42,6 +42,9 @@ class GraphRunner(Contract):
     #: Optional: False where `capture` needs no earlier call of `fn`, which then is not made.
     needs_warm_up: bool = True
 
+    #: Optional: what one graph is taken to hold beside the activations, which all may share, as memory is shared out.
+    bytes_each: int = 8 * 2**20
+
     def sizes(self, max_num_seqs: int) -> list[int] | None:
         """Optional: the batch sizes that are worth capturing here; None leaves the choice to the core."""
         return None

@@ -10,16 +10,18 @@ from enginecore.device import KVCacheSpec, ModelSpec
 from enginecore.engine.adapters import adapter_bytes, max_cpu_loras, refuse_for_runtime
 from enginecore.engine.resolve import fit_blocks, model_size, resolve_max_model_len
 from enginecore.engine.site import Site
+from enginecore.engine.speculation import choose_speculation, speculation_at
 from enginecore.errors import KVCacheTooSmall, ModelError, UnsupportedError
 from enginecore.models.inspect import ModelShape
 from enginecore.models.kv_layout import layout_of
 from enginecore.runner.graphs import GraphPlan, plan_graphs
 from enginecore.runner.model import runtime_copies_blocks
+from enginecore.runner.speculation import most_rows
 
 #: Settings that the engine runs on as they were given.
 _UNCHANGED = (
     "long_prefill_token_threshold", "block_size", "enable_prefix_caching", "scheduling_policy", "seed", "max_logprobs",
-    "speculation", "num_speculative_tokens",
+    "num_speculative_tokens",
     "fuse", "strict_ops", "tenant_weights", "tenant_cache_floor", "tenant_cache_cap", "num_threads",
 )  # fmt: skip
 
@@ -44,7 +46,7 @@ def size_runtime(site: Site) -> tuple[ModelSpec, EngineConfig, dict[str, int]]:
             reasons=(f"it cannot be told to keep {site.settings.kv_dtype} under {site.settings.dtype}",),
             fix="leave kv_cache_dtype out",
         )
-    if site.args.speculation != "off":
+    if speculation_at(site) != "off":
         raise UnsupportedError(
             f"{site.selected.device} ({site.selected.plugin.label}) runs whole models itself",
             reasons=("guessed tokens cannot be checked there",),
@@ -130,7 +132,7 @@ def plan_site_graphs(site: Site, shape: ModelShape) -> GraphPlan:
         return estimate_activations(site, shape, tokens, tokens)
 
     enforce_eager = site.args.enforce_eager
-    return plan_graphs(site.backend, site.settings.max_num_seqs, activation_bytes, enforce_eager=enforce_eager)
+    return plan_graphs(site.backend, rows_at(site), activation_bytes, enforce_eager=enforce_eager)
 
 
 def block_bytes_of(site: Site, specs: list[KVCacheSpec]) -> int:
@@ -156,10 +158,17 @@ def _ledger(site: Site, shape: ModelShape, before: int, weight_bytes: int) -> di
 
 
 def most_logits(site: Site) -> int:
-    """Rows of logits that the largest step has: each sequence's next token, and those after its guesses."""
-    args, settings = site.args, site.settings
-    each = 1 if args.speculation == "off" else 1 + args.num_speculative_tokens
-    return min(settings.max_num_seqs * each, max(settings.max_num_seqs, settings.max_num_batched_tokens))
+    """Rows of logits that the largest step has."""
+    settings = site.settings
+    return min(rows_at(site), max(settings.max_num_seqs, settings.max_num_batched_tokens))
+
+
+def rows_at(site: Site) -> int:
+    """Rows of the largest step of one token a sequence, and those of its guesses."""
+    most = site.settings.max_num_seqs
+    if speculation_at(site) == "off":
+        return most
+    return min(most_rows(most), most * (1 + site.args.num_speculative_tokens))
 
 
 def estimate_activations(site: Site, shape: ModelShape, tokens: int, rows: int) -> int:
@@ -192,6 +201,9 @@ def split_budget(
 def engine_config(site: Site, vocab_size: int, max_model_len: int, num_blocks: int) -> EngineConfig:
     args, settings = site.args, site.settings
     values: dict[str, Any] = {name: getattr(args, name) for name in _UNCHANGED}
+    speculation, reason = choose_speculation(site)
+    if args.speculation == "auto":
+        site.choices.note("speculation", speculation, reason)
     return EngineConfig(
         model=args.model,
         model_path=site.files.path,
@@ -211,6 +223,7 @@ def engine_config(site: Site, vocab_size: int, max_model_len: int, num_blocks: i
         max_lora_rank=args.max_lora_rank if args.enable_lora else 0,
         max_cpu_loras=max_cpu_loras(site),
         lora_root=args.lora_root,
+        speculation=speculation,
         copies_blocks=site.backend.runtime is None or runtime_copies_blocks(site.backend.runtime),
         choices=site.choices.made,
         **values,

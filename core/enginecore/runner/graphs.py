@@ -1,7 +1,9 @@
 """Captured steps: which batch sizes, their static inputs, and the choice at each step of a graph or eager execution.
 
-Every backend with `graphs` gets this; what it must do is in `enginecore.device.graphs`. Only steps of one token a
-sequence are replayed: prompts vary in length, and a decode step is where the host costs most beside the device.
+Every backend with `graphs` gets this; what it must do is in `enginecore.device.graphs`. Only steps of few tokens a
+sequence are replayed: prompts vary in length, and a decode step is where the host costs most beside the device. The
+graphs are of one token a sequence; where a sequence has several (guesses, a prompt's last ones), each is a row of its
+own over the same blocks, which sees what those before it write in the same layer.
 
 Shape suffixes: N sequences of the largest captured size, B block-table width, V vocabulary.
 """
@@ -9,7 +11,7 @@ Shape suffixes: N sequences of the largest captured size, B block-table width, V
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -21,13 +23,13 @@ from enginecore.runner.model import LateTokens, PagedModel
 
 #: Sizes above are run eagerly: a step of that many sequences keeps a device busy longer than the host.
 LARGEST = 512
-#: What one graph is assumed to hold beside the activations, which all graphs of a backend may share.
-GRAPH_BYTES = 8 * 2**20
+#: Sequences with more tokens in a step share what they read of the cache in an eager one.
+MOST_EACH = 8
 
 
-def decode_sizes(max_num_seqs: int) -> list[int]:
-    """Batch sizes to capture: 1, 2, 4, then every eighth, up to `max_num_seqs` or LARGEST."""
-    top = min(max_num_seqs, LARGEST)
+def decode_sizes(max_rows: int) -> list[int]:
+    """Batch sizes to capture: 1, 2, 4, then every eighth, up to `max_rows` or LARGEST."""
+    top = min(max_rows, LARGEST)
     return [size for size in (1, 2, 4, *range(8, top, 8)) if size < top] + [top]
 
 
@@ -41,18 +43,19 @@ class GraphPlan:
 
 
 def plan_graphs(
-    backend: Backend, max_num_seqs: int, activation_bytes: Callable[[int], int], *, enforce_eager: bool = False
+    backend: Backend, max_rows: int, activation_bytes: Callable[[int], int], *, enforce_eager: bool = False
 ) -> GraphPlan:
-    """The graphs to reserve memory for. `activation_bytes` estimates what a step of so many tokens needs."""
+    """The graphs to reserve memory for, of steps with up to `max_rows` rows. `activation_bytes` estimates what a step
+    of so many tokens needs."""
     if enforce_eager:
         return GraphPlan(reason="graphs are switched off (enforce_eager)")
     if backend.graphs is None:
         return GraphPlan(reason="the device's plugin captures no graphs")
     if backend.capabilities.graph_support is GraphSupport.NEVER:
         return GraphPlan(reason="the device's graph support is 'never'")
-    sizes = backend.graphs.sizes(max_num_seqs) or decode_sizes(max_num_seqs)
+    sizes = backend.graphs.sizes(max_rows) or decode_sizes(max_rows)
     keys = tuple(GraphKey(size, size, 1, activation_bytes=activation_bytes(size)) for size in sizes)
-    return GraphPlan(keys, max(key.activation_bytes for key in keys) + len(keys) * GRAPH_BYTES)
+    return GraphPlan(keys, max(key.activation_bytes for key in keys) + len(keys) * backend.graphs.bytes_each)
 
 
 class GraphedModel:
@@ -143,11 +146,14 @@ class GraphedModel:
         return None
 
     def execute(self, batch: RuntimeBatch, late: LateTokens | None = None) -> torch.Tensor:
-        count = len(batch.seq_lens)
+        count = len(batch.token_ids)
         size = next((size for size in self.sizes if size >= count), None)
-        self.replayed = size is not None and len(batch.token_ids) == count and not self._model.adapting
+        few = len(batch.seq_lens) == count or int(np.diff(batch.query_start_loc).max()) <= MOST_EACH
+        self.replayed = size is not None and few and not self._model.adapting
         if size is None or not self.replayed:
             return self._model.execute(batch, late)
+        if len(batch.seq_lens) != count:
+            batch = token_by_token(batch)
         self._inputs.fill(batch, size)
         if late is not None:
             late.put_into(self._inputs.token_ids)
@@ -159,6 +165,18 @@ class GraphedModel:
         if len(wanted) == count and np.array_equal(wanted, np.arange(count)):
             return logits_NV[:count]
         return logits_NV[self._model.transfers.send(wanted)[0]]
+
+
+def token_by_token(batch: RuntimeBatch) -> RuntimeBatch:
+    """The same step with a row for each token, which attends to what stands before it."""
+    rows_T = np.repeat(np.arange(len(batch.seq_lens)), np.diff(batch.query_start_loc))
+    return replace(
+        batch,
+        query_start_loc=np.arange(len(rows_T) + 1, dtype=np.int32),
+        seq_lens=(batch.positions + 1).astype(np.int32),
+        block_table=batch.block_table[rows_T],
+        request_ids=[batch.request_ids[row] for row in rows_T.tolist()] if batch.request_ids else [],
+    )
 
 
 def _refresher(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -31,6 +32,7 @@ class Submitted:
     entries_R: np.ndarray
     seconds: float | None
     replayed: bool
+    begun: float
     prompt_logprobs: dict[int, list[TokenLogprobs]] = field(default_factory=dict)
     draw: Draw | None = None
     #: Tokens that the model chose itself.
@@ -88,6 +90,7 @@ class ModelRunner:
     def submit(self, plan: StepPlan) -> Submitted:
         """Give a plan that is not empty to the device. Every plan is submitted after the one before it; it is collected
         before the second after it is submitted."""
+        begun = time.perf_counter()
         self._batch.apply(plan)
         if self._adapters is not None:
             self._adapters.place(plan)
@@ -104,7 +107,8 @@ class ModelRunner:
         result = self._model.execute(inputs.batch) if late is None else self._model.execute(inputs.batch, late)
         slots, lengths = plan.slots_N[inputs.rows_R], inputs.lengths_R
         submitted = Submitted(plan, inputs, slots, lengths, self._batch.expect(slots, lengths),
-                              seconds=self._model.step_seconds(), replayed=self._model.replayed)  # fmt: skip
+                              seconds=self._model.step_seconds(), replayed=self._model.replayed,
+                              begun=begun)  # fmt: skip
         if result.dtype == torch.int64:
             submitted.chosen_R = result
         else:
@@ -139,7 +143,8 @@ class ModelRunner:
         result = replace(result, token_ids=token_ids, forced=forced, logprobs=logprobs, errors=errors)
         result = collapse(result, submitted.plan, rows)
         if self._speculation is not None:
-            result = self._speculation.look_on(result, submitted.plan, self._batch.tokens_SL)
+            seconds = time.perf_counter() - submitted.begun
+            result = self._speculation.look_on(result, submitted.plan, self._batch.tokens_SL, seconds)
         return result
 
     def _enter(self, new: NewRequest) -> None:

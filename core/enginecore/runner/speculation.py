@@ -1,117 +1,101 @@
 """Speculation: guess the next tokens, compute them all in one step, keep those that the model would have chosen.
 
-A guess costs a step a few more rows and, where memory bandwidth is the limit, next to no time. Each guessed position is
-sampled exactly as it would have been alone: a row's token depends on its logits, its parameters, its seed and its
-position, so a guess is right when it equals the token that is sampled there, and the answer, greedy or not, is the one
-without speculation. (Leviathan et al., 2023, accept by a ratio of probabilities; with the random number of a position
-fixed beforehand, equality keeps the distribution, too, and the very tokens.)
+A guess costs a step a row more, which costs little time where reading the weights is what takes it. Each guessed
+position is sampled exactly as it would have been alone: a row's token depends on its logits, its parameters, its seed
+and its position, so a guess is right when it equals the token that is sampled there, and the answer, greedy or not, is
+the one without speculation. (Leviathan et al., 2023, accept by a ratio of probabilities; with the random number of a
+position fixed beforehand, equality keeps the distribution, too, and the very tokens.)
 
-Guesses come from the text itself, as in prompt lookup decoding (Saxena, 2023): where the last few tokens stood before,
-what came after them then.
-
-Shape suffix: L tokens of one sequence.
+How many tokens are guessed follows from what is measured on the way: how often guesses with as much to be said for them
+were right, and what a row more costs a step of this size (`guessing.py`). Where nothing repeats, nothing is guessed.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 
 from enginecore.config import EngineConfig
 from enginecore.plan import StepPlan, StepResult
 from enginecore.request import EngineRequest, TokenLogprobs
+from enginecore.runner.guessing import NgramProposer, Odds, Proposer, StepCost, worth_guessing
 
-#: Guesses in a row that were wrong from the first token on, after which a sequence guesses more rarely.
-PATIENCE = 4
-#: Steps without a guess after each further one of those.
-PAUSE = 16
-
+#: So many rows may have guesses among them, however few sequences run.
+FEW_ROWS = 64
 
 Entry = TypeVar("Entry")
 
 
-class Proposer(Protocol):
-    """Guesses how a sequence goes on."""
-
-    def propose(self, tokens_L: np.ndarray, most: int) -> list[int]:
-        """Up to `most` tokens that may come after `tokens_L`, the likeliest continuation; empty for no guess."""
-
-
-class NgramProposer:
-    """What came after an earlier occurrence of the sequence's last tokens: of `longest` of them, else of fewer, down to
-    `shortest`. The latest occurrence that enough tokens follow, else the first."""
-
-    def __init__(self, longest: int = 4, shortest: int = 2) -> None:
-        self._longest, self._shortest = longest, shortest
-
-    def propose(self, tokens_L: np.ndarray, most: int) -> list[int]:
-        count = len(tokens_L)
-        # Where the last token stands: every longer end is among these places.
-        found = np.flatnonzero(tokens_L[: count - 1] == tokens_L[-1])
-        best: int | None = None
-        for length in range(2, self._longest + 1):
-            if length >= count:
-                break
-            found = found[found >= length - 1]
-            found = found[tokens_L[found - (length - 1)] == tokens_L[-length]]
-            if not len(found):
-                break
-            if length >= self._shortest:
-                enough = found[found + most < count]
-                best = int(enough[-1] if len(enough) else found[0])
-        if best is None:
-            return []
-        ids: list[int] = tokens_L[best + 1 : best + 1 + most].tolist()
-        return ids
-
-
-@dataclass
-class _Luck:
-    """How the guesses for a slot have gone lately."""
-
-    misses: int = 0
-    wait: int = 0
-
-
 class Speculation:
-    """Guesses for the slots of a runner's batch, up to `most` tokens each. A sequence whose text repeats nothing stops
-    paying for guesses: after some misses it pauses between them."""
+    """Guesses for the slots of a runner's batch, up to `most` tokens each, in steps of up to `most_rows` rows."""
 
-    def __init__(self, proposer: Proposer, most: int) -> None:
+    def __init__(self, proposer: Proposer, most: int, most_rows: int) -> None:
         self._proposer = proposer
-        self._most = most
-        self._luck: dict[int, _Luck] = {}
+        self._most, self._most_rows = most, most_rows
+        #: Of sampled answers and of greedy ones, which repeat themselves more.
+        self._odds = (Odds(), Odds())
+        self._cost = StepCost()
+        #: By slot that may be guessed for: which odds.
+        self._kind: dict[int, int] = {}
+        #: By slot, what there was to be said for its latest guesses.
+        self._evidence: dict[int, int] = {}
 
     def enter(self, slot: int, request: EngineRequest) -> None:
         """A sequence takes a slot."""
-        self._luck.pop(slot, None)
+        self._kind.pop(slot, None)
         if not request.is_followed:
-            self._luck[slot] = _Luck()
+            self._kind[slot] = int(request.params.temperature == 0)
 
-    def look_on(self, result: StepResult, plan: StepPlan, tokens_SL: np.ndarray) -> StepResult:
-        """A step's result with guesses for the next one. `tokens_SL` hold what was sampled, too."""
+    def look_on(self, result: StepResult, plan: StepPlan, tokens_SL: np.ndarray, seconds: float) -> StepResult:
+        """A step's result with guesses for the next one. `tokens_SL` hold what was sampled, too; the step took
+        `seconds`."""
+        slots = plan.slots_N.tolist()
+        for odds in self._odds:
+            odds.fade()
+        for row, ids in plan.guesses.items():
+            kind, evidence = self._kind.get(slots[row]), self._evidence.get(slots[row])
+            if kind is not None and evidence is not None:
+                self._odds[kind].checked(evidence, len(result.accepted.get(row, ())), len(ids))
+        if plan.num_tokens == len(slots) + sum(map(len, plan.guesses.values())):
+            self._cost.add(plan.num_tokens, seconds)
+        rows = [row for row in np.flatnonzero(plan.samples_N).tolist()
+                if slots[row] in self._kind and row not in result.errors]  # fmt: skip
+        room = self._most_rows - len(slots)
+        return replace(result, guesses=self._guess(result, plan, tokens_SL, rows) if rows and room > 0 else {})
+
+    def _guess(
+        self, result: StepResult, plan: StepPlan, tokens_SL: np.ndarray, rows: list[int]
+    ) -> dict[int, list[int]]:
+        slots_N = plan.slots_N[rows]
+        right_N = np.array([len(result.accepted.get(row, ())) for row in rows], np.int64)
+        lengths_N = plan.ends_N[rows] + right_N + 1
+        proposal = self._proposer.propose(tokens_SL, slots_N, lengths_N, self._most)
+        if not proposal.evidence_N.any():
+            return {}
+        kinds_N = np.array([self._kind[slot] for slot in slots_N.tolist()])
+        by_kind = [odds.chances(proposal.evidence_N, self._most) for odds in self._odds]
+        chances_NK = np.where(kinds_N[:, None] == 1, by_kind[1], by_kind[0])
+        count = len(plan.slots_N)
+        counts = worth_guessing(chances_NK, count, self._cost.relative_slope(count), self._most_rows - count)
         guesses = {}
-        ends = plan.ends_N
-        for row in np.flatnonzero(plan.samples_N).tolist():
-            luck = self._luck.get(slot := int(plan.slots_N[row]))
-            if luck is None or row in result.errors:
-                continue
-            right = len(result.accepted.get(row, ()))
-            if row in plan.guesses:
-                luck.misses = 0 if right else luck.misses + 1
-                luck.wait = PAUSE if luck.misses >= PATIENCE else 0
-            if luck.wait:
-                luck.wait -= 1
-            elif ids := self._proposer.propose(tokens_SL[slot, : ends[row] + 1 + right], self._most):
-                guesses[row] = ids
-        return replace(result, guesses=guesses)
+        for i in np.flatnonzero(counts).tolist():
+            guesses[rows[i]] = proposal.ids_NK[i, : counts[i]].tolist()
+            self._evidence[int(slots_N[i])] = int(proposal.evidence_N[i])
+        return guesses
 
 
 def speculation_of(config: EngineConfig) -> Speculation | None:
     """What the configuration asks for."""
-    return None if config.speculation == "off" else Speculation(NgramProposer(), config.num_speculative_tokens)
+    if config.speculation == "off":
+        return None
+    return Speculation(NgramProposer(), config.num_speculative_tokens, most_rows(config.max_num_seqs))
+
+
+def most_rows(max_num_seqs: int) -> int:
+    """Rows of the largest step that is given guesses."""
+    return max(max_num_seqs, FEW_ROWS)
 
 
 def collapse(result: StepResult, plan: StepPlan, rows_R: list[int]) -> StepResult:

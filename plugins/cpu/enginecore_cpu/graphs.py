@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 logger = logging.getLogger(__name__)
 
 #: Batch sizes above run eagerly: what Python costs beside so much work is lost in it.
-LARGEST = 32
+LARGEST = 64
 #: Operations of torch itself that one step may need: looking up an embedding, choosing the rows of logits.
 MOST_TORCH_CALLS = 8
 
@@ -177,6 +177,7 @@ class CpuGraphs(GraphRunner):
     """Exact batch sizes up to LARGEST: nothing is padded, so that a replay computes what the step would."""
 
     needs_warm_up = False
+    bytes_each = 2**21  # a tape has some kilobytes; the rest lets the arena be twice the activations
 
     def __init__(self, kernels: Any) -> None:
         self._kernels = kernels
