@@ -1,6 +1,7 @@
 """How a sequence may go on: guesses from its own text, how likely they are, and how many of them pay.
 
-Shape suffixes: S slots, L longest sequence, N sequences that are guessed for, K guesses of one, C candidates of all.
+Shape suffixes: S slots, L longest sequence, N sequences that are guessed for, T tokens of them all, K guesses of one, C
+guesses of all.
 """
 
 from __future__ import annotations
@@ -42,27 +43,29 @@ class NgramProposer:
     that repeats itself more often than it is long is guessed to go on doing so."""
 
     def propose(self, tokens_SL: np.ndarray, slots_N: np.ndarray, lengths_N: np.ndarray, most: int) -> Proposal:
-        count, longest = len(slots_N), int(lengths_N.max())
-        text_NL = tokens_SL[slots_N, :longest]
-        ends_N = lengths_N - 1
-        equal_NL = text_NL == text_NL[np.arange(count), ends_N][:, None]
-        equal_NL &= np.arange(longest) < ends_N[:, None]
-        rows, places = np.nonzero(equal_NL)
+        count = len(slots_N)
+        # All texts, one after another: one long one shall not make the others as long.
+        text_T = np.concatenate([tokens_SL[slot, :length] for slot, length in zip(slots_N, lengths_N, strict=True)])
+        last_N = np.cumsum(lengths_N) - 1
+        first_N = last_N + 1 - lengths_N
+        places = np.flatnonzero(text_T == np.repeat(text_T[last_N], lengths_N))
+        rows = np.searchsorted(last_N, places)
+        earlier = places < last_N[rows]
+        places, rows = places[earlier], rows[earlier]
         agree = np.ones(len(rows), np.int64)
         alive = np.arange(len(rows))
         for length in range(1, MOST_EVIDENCE):
-            alive = alive[places[alive] >= length]
-            before, row = places[alive] - length, rows[alive]
-            alive = alive[text_NL[row, before] == text_NL[row, ends_N[row] - length]]
+            alive = alive[places[alive] - length >= first_N[rows[alive]]]
+            alive = alive[text_T[places[alive] - length] == text_T[last_N[rows[alive]] - length]]
             if not len(alive):
                 break
             agree[alive] = length + 1
         best_N = np.zeros(count, np.int64)
-        np.maximum.at(best_N, rows, agree * longest + places)
-        evidence_N, place_N = best_N // longest, best_N % longest
-        period_N = ends_N - place_N
-        ahead_NK = place_N[:, None] + 1 + np.arange(most) % np.maximum(period_N, 1)[:, None]
-        return Proposal(np.take_along_axis(text_NL, np.minimum(ahead_NK, ends_N[:, None]), 1), evidence_N)
+        np.maximum.at(best_N, rows, agree * len(text_T) + places)
+        evidence_N, place_N = best_N // len(text_T), best_N % len(text_T)
+        period_N = np.maximum(last_N - place_N, 1)
+        ahead_NK = place_N[:, None] + 1 + np.arange(most) % period_N[:, None]
+        return Proposal(text_T[np.minimum(ahead_NK, last_N[:, None])], evidence_N)
 
 
 class Odds:
