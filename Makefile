@@ -71,8 +71,8 @@ bench: $(STAMP)
 bench-growth: $(STAMP)
 	@mkdir -p docs/plots
 	$(BIN)/enginecore bench latency $(MODEL) --device $(DEVICE) --kv-cache-memory 1GiB \
-	  --batch-sizes 1,2,4,8,16,32,64,128 --contexts 128,1000,2000,4000,8000 --threads $(THREADS) --output-len 32 \
-	  --repeat 1 --plot docs/plots/growth.svg --json $(ARGS) > docs/plots/growth.json
+	  --speculation off --batch-sizes 1,2,4,8,16,32,64,128 --contexts 128,1000,2000,4000,8000 --threads $(THREADS) \
+	  --output-len 32 --repeat 1 --plot docs/plots/growth.svg --json $(ARGS) > docs/plots/growth.json
 
 conformance: $(STAMP)
 	$(BIN)/enginecore conformance --device $(DEVICE) $(ARGS)
