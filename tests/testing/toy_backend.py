@@ -174,6 +174,8 @@ class ToyAttention(AttentionBackend):
             weights = scores.softmax(-1)
         if self.fault == "returns_nan":
             weights = weights / 0.0
+        if self.fault == "prompts_rounded_otherwise" and len(query) > 1:
+            weights = weights * (1 + 1e-6)
         return torch.einsum("hqk,khd->qhd", weights, value).to(query.dtype)
 
     def copy_blocks(self, caches: list[torch.Tensor], pairs: list[tuple[int, int]]) -> None:

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from enginecore.device import Impl, OpTable
-from enginecore.ops.reference import REFERENCE
+from enginecore.ops.reference import REFERENCE, PackedLinear
+
+
+class OneByOne(PackedLinear):
+    """Rows are multiplied one by one: torch rounds a row otherwise beside others; the toy claims that nothing does."""
+
+    def __call__(self, x_TI: torch.Tensor, out_dtype: torch.dtype | None = None) -> torch.Tensor:
+        rows = [super(OneByOne, self).__call__(x, out_dtype) for x in x_TI.contiguous().split(1)]
+        return torch.cat(rows) if rows else super().__call__(x_TI, out_dtype)
+
+
+def one_by_one(weight: Any, bias_O: torch.Tensor | None) -> OneByOne:
+    return OneByOne(REFERENCE["pack_linear"](weight, bias_O).weight_OI, bias_O)
 
 
 class ToyOps(OpTable):
@@ -35,4 +49,6 @@ class ToyOps(OpTable):
         if op == "rejection_sample" and self.fault == "drafts_taken_at_random":
             reject = REFERENCE["rejection_sample"]
             return Impl(lambda ids, starts, p, q, *rest: reject(ids, starts, p, p if q is not None else None, *rest))
+        if op == "pack_linear" and self.fault != "rows_rounded_together":
+            return Impl(one_by_one)
         return Impl(REFERENCE[op]) if op in REFERENCE else None

@@ -52,6 +52,8 @@ class Capabilities:
     explicit tuple in `head_size_list`; `max_gqa_ratio` is query heads over key-value heads, 0 for no GQA.
     `features` holds optional feature strings ("sliding_window", "soft_cap", "sinks", "alibi", "non_causal",
     "cross_attention", "mla"). A feature that is not in it is refused by the core on the plugin's behalf.
+    `batch_invariant`: a token's results have the same bits whatever else is in its step and however its sequence is cut
+    into steps. The core then guesses tokens by default, since that changes no answer.
     `asynchronous`: a step's work goes on after the calls that gave it to the device have returned, in their order; then
     `Backend.event` tells where it is and `MemoryManager.host_alloc_pinned` gives memory that copies need not wait for.
     The core plans the next step meanwhile, and gives it to the device before it asks for the result of the last.

@@ -101,10 +101,10 @@ class StepCost:
     Steps of one size say nothing of its slope; a prior does then: that HALF rows cost as much as the step without any.
     """
 
-    HALF = 8.0
-    FADING = 0.98
+    HALF = 12.0
+    FADING = 0.99
     #: What the prior weighs: so many steps of which half had a row more than the mean, half one less.
-    WEIGHT = 20.0
+    WEIGHT = 100.0
 
     def __init__(self) -> None:
         #: Of weights, rows, seconds, squared rows, and rows times seconds.
@@ -132,15 +132,19 @@ class StepCost:
 
 
 def worth_guessing(chances_NK: np.ndarray, rows: int, slope: float, room: int) -> np.ndarray:
-    """How many guesses of each sequence [N] make a step yield most tokens a second. Without any it has `rows` rows, as
-    many tokens, and a row more adds the share `slope` to its time; at most `room` rows may come to it."""
-    flat_C = chances_NK.ravel()
-    # Guesses of one sequence have falling chances: sorted and stable, each comes after those that it needs.
-    order_C = np.argsort(-flat_C, kind="stable")[: max(room, 0)]
-    sorted_C = flat_C[order_C]
-    before_C = np.cumsum(sorted_C) - sorted_C
-    time_C = 1 + slope * np.arange(len(sorted_C))
-    pays_C = sorted_C * time_C > slope * (rows + before_C)
+    """How many guesses of each sequence [N] are worth their time. Without any the step has `rows` rows, and a row more
+    adds the share `slope` to its time; at most `room` rows may come to it.
+
+    All sequences pay for a guess and one gains by it. It is made if that one becomes faster, in proportion to how fast
+    it would be without, by more than all of them together become slower in proportion: proportional fairness (Kelly,
+    1997), which maximises the sum of the logarithms of rates. Most tokens a second would be another rule: it lets
+    sequences that are easily guessed slow down the others.
+    """
+    tokens_NK = 1 + np.cumsum(chances_NK, axis=1)
+    gains_C = np.log1p(chances_NK / (tokens_NK - chances_NK)).ravel()
+    # Guesses of one sequence have falling gains: sorted and stable, each comes after those that it needs.
+    order_C = np.argsort(-gains_C, kind="stable")[: max(room, 0)]
+    pays_C = gains_C[order_C] > rows * slope / (1 + slope * np.arange(len(order_C)))
     count = len(pays_C) if pays_C.all() else int(np.argmin(pays_C))
     taken_N: np.ndarray = np.bincount(order_C[:count] // chances_NK.shape[1], minlength=len(chances_NK))
     return taken_N

@@ -25,6 +25,10 @@ from enginecore.runner.guessing import NgramProposer, Odds, Proposer, StepCost, 
 #: So many rows may have guesses among them, however few sequences run.
 FEW_ROWS = 64
 
+#: Steps in a row whose texts gave no guess worth making, after which only every REST-th is looked at.
+PATIENCE = 8
+REST = 4
+
 Entry = TypeVar("Entry")
 
 
@@ -41,6 +45,8 @@ class Speculation:
         self._kind: dict[int, int] = {}
         #: By slot, what there was to be said for its latest guesses.
         self._evidence: dict[int, int] = {}
+        #: Steps since the latest guess.
+        self._fruitless = 0
 
     def enter(self, slot: int, request: EngineRequest) -> None:
         """A sequence takes a slot."""
@@ -62,8 +68,14 @@ class Speculation:
             self._cost.add(plan.num_tokens, seconds)
         rows = [row for row in np.flatnonzero(plan.samples_N).tolist()
                 if slots[row] in self._kind and row not in result.errors]  # fmt: skip
-        room = self._most_rows - len(slots)
-        return replace(result, guesses=self._guess(result, plan, tokens_SL, rows) if rows and room > 0 else {})
+        self._fruitless += 1
+        rests = self._fruitless > PATIENCE and self._fruitless % REST
+        if not rows or rests or len(slots) >= self._most_rows:
+            return result
+        guesses = self._guess(result, plan, tokens_SL, rows)
+        if guesses:
+            self._fruitless = 0
+        return replace(result, guesses=guesses)
 
     def _guess(
         self, result: StepResult, plan: StepPlan, tokens_SL: np.ndarray, rows: list[int]

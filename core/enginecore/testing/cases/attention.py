@@ -9,7 +9,7 @@ import torch
 
 from enginecore.testing.case import Case, CaseContext, FalseClaim
 from enginecore.testing.cases.made_up import Draw, made_up
-from enginecore.testing.cases.paged import WILD_BLOCK, Paged, Setting, slots_of
+from enginecore.testing.cases.paged import WILD_BLOCK, Paged, PagedSequence, Setting, slots_of
 
 DTYPES = ("float32", "bfloat16", "float16")
 HEAD_SIZES = (46, 48, 64, 72, 80, 96, 100, 112, 120, 128, 160, 192, 224, 256, 320, 384, 512)
@@ -173,6 +173,7 @@ def many_sequences(ctx: CaseContext) -> None:
 
 
 def batch_invariance(ctx: CaseContext) -> None:
+    """A sequence alone, and each of its tokens as a row of its own over the same blocks, give the very bits."""
     if not ctx.backend.capabilities.batch_invariant:
         ctx.unsupported("batch_invariant is not claimed")
     paged = Paged(ctx, Setting())
@@ -185,6 +186,14 @@ def batch_invariance(ctx: CaseContext) -> None:
         if not torch.equal(alone, together[row : row + seq.query_len]):
             raise FalseClaim(f"batch_invariant is claimed, but sequence {index} alone differs from itself in a batch")
         row += seq.query_len
+    single = [
+        PagedSequence(seq.blocks, 1, length + 1)
+        for seq in seqs
+        for length in range(seq.seq_len - seq.query_len, seq.seq_len)
+    ]
+    different_T = (paged.forward(query, paged.metadata(single)) != together).flatten(1).any(1)
+    if different := different_T.nonzero().flatten().tolist():
+        raise FalseClaim(f"batch_invariant is claimed, but token by token, rows {different} of {len(query)} differ")
 
 
 def shapes_made_up(ctx: CaseContext) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from enginecore.testing import references
-from enginecore.testing.case import Case, CaseContext
+from enginecore.testing.case import Case, CaseContext, FalseClaim
 from enginecore.testing.cases.attention import DTYPES
 from enginecore.testing.cases.made_up import Draw, made_up
 
@@ -55,6 +55,27 @@ def rows_of_the_weight(dtype: str) -> Case:
     return Case(1, "pack_linear", f"rows[{dtype}]", run)
 
 
+def batch_invariance(dtype: str) -> Case:
+    """A row's product has the same bits among however many others."""
+
+    def run(ctx: CaseContext) -> None:
+        pack = ctx.require_op("pack_linear", dtype)
+        if not ctx.backend.capabilities.batch_invariant:
+            ctx.unsupported("batch_invariant is not claimed")
+        for outputs, inputs in SHAPES.values():
+            linear = pack(ctx.normal(outputs, inputs, dtype=dtype, scale=inputs**-0.5), None)
+            x = ctx.normal(130, inputs, dtype=dtype)
+            together = linear(x)
+            for count in (1, 2, 5, 16, 33, 64):
+                if not torch.equal(linear(x[7 : 7 + count]), together[7 : 7 + count]):
+                    raise FalseClaim(
+                        f"batch_invariant is claimed, but {count} rows of {inputs} inputs by {outputs} outputs differ "
+                        "from the same among 130"
+                    )
+
+    return Case(1, "pack_linear", f"batch_invariance[{dtype}]", run)
+
+
 def shapes_made_up(ctx: CaseContext) -> None:
     dtypes = [dtype for dtype in DTYPES if dtype in ctx.backend.capabilities.dtypes]
 
@@ -72,5 +93,5 @@ def shapes_made_up(ctx: CaseContext) -> None:
 
 def cases() -> list[Case]:
     found = [packed(name, dtype, bias) for name in SHAPES for dtype in DTYPES for bias in (False, True)]
-    found += [rows_of_the_weight(dtype) for dtype in DTYPES]
+    found += [case(dtype) for case in (rows_of_the_weight, batch_invariance) for dtype in DTYPES]
     return [*found, Case(1, "pack_linear", "shapes_made_up", shapes_made_up)]
