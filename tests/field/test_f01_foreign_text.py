@@ -39,7 +39,8 @@ def test_answers_equal_their_solo_runs(server: ServerProcess, solo: Solo) -> Non
         texts = together([functools.partial(ask, index, cut[index]) for index in range(THREADS)])
         for index, text in enumerate(texts):
             assert alone[index].startswith(text) if cut[index] else text == alone[index]
-            assert set(re.findall(r"MARK\d+", text)) <= set(re.findall(r"MARK\d+", alone[index]))
+            whole = text.rpartition("MARK")[0] if cut[index] else text  # an event may end within a marker
+            assert set(re.findall(r"MARK\d+", whole)) <= set(re.findall(r"MARK\d+", alone[index]))
     assert counter(server, "prefix_cache_hits_total") > 0, "rounds after the first meet cached blocks"
     baseline(server)
 

@@ -186,3 +186,24 @@ def test_heavy_traffic_of_many_tenants_through_the_smallest_legal_pool(prefix_ca
         harness.check(body)
     harness.check_idle()
     assert harness.scheduler.stats().num_preemptions > 10
+
+
+def test_no_step_is_empty_while_somebody_can_go_on() -> None:
+    """A budget of one token: who gets it finds no block, comes last and makes way; another has to be served then."""
+    preempted = 0
+    for seed in range(40):
+        chance, count = random.Random(seed), 0
+        harness = Harness(max_model_len=28, block_size=1, num_blocks=28, max_num_seqs=5, max_num_batched_tokens=1,
+                          long_prefill_token_threshold=8, policy="fair", watermark=0.0)  # fmt: skip
+        for _ in range(chance.randint(3, 7)):
+            for _ in range(chance.randint(1, 4)):
+                prompt = [0] * chance.randint(1, 5)
+                tenant = chance.choice([None, None, "t"])
+                harness.add(request(f"r{count}", prompt=prompt, max_tokens=min(24, 28 - len(prompt)), tenant=tenant))
+                count += 1
+            for _ in range(chance.randint(1, 6)):
+                if harness.scheduler.has_work():
+                    harness.step()  # refuses an empty plan
+        harness.run(5000)
+        preempted += harness.scheduler.stats().num_preemptions
+    assert preempted > 20

@@ -224,6 +224,19 @@ class Scheduler(Results):
         self, updates: list[tuple[int, int, list[int]]], copies: list[tuple[int, int, int]]
     ) -> tuple[IntArray, IntArray, bool]:
         """(slots, tokens each, whether any was preempted) of the running sequences that get tokens."""
+        preempted = False
+        while True:
+            slots, give, lost = self._serve_who_can(updates, copies)
+            preempted |= lost
+            # Who was given the whole budget, found no block and comes last has made way for the others: their turn.
+            if len(slots):
+                return slots, give, preempted
+            if not lost:
+                return slots, give, False
+
+    def _serve_who_can(
+        self, updates: list[tuple[int, int, list[int]]], copies: list[tuple[int, int, int]]
+    ) -> tuple[IntArray, IntArray, bool]:
         table, block_size = self.running, self.config.block_size
         slots = table.order
         if not len(slots):
