@@ -14,21 +14,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from copy import copy
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
 from enginecore.adapters import AdapterKey
 from enginecore.kvcache import BlockPool, KVCacheManager
 from enginecore.kvcache.events import EventRecorder
-from enginecore.kvcache.eviction import Evictor
 from enginecore.kvcache.tiers import Tiers
 from enginecore.plan import BeamMove, IntArray, NewRequest, StepPlan
 from enginecore.randomness import request_seed
 from enginecore.request import EngineRequest, EngineStats
 from enginecore.scheduler.adapters import MAX_ASIDE, AdapterPlaces
 from enginecore.scheduler.beams import BeamGroup
+from enginecore.scheduler.config import SchedulerConfig, evictor_of
 from enginecore.scheduler.costs import Costs
 from enginecore.scheduler.fairness import FairQueue, FairShare
 from enginecore.scheduler.journal import BLOCKS, BUDGET, LIFTING, NOTHING_WAITS, PREEMPTED, SLOTS, Journal
@@ -37,32 +35,6 @@ from enginecore.scheduler.results import Results
 from enginecore.scheduler.running import RunningTable
 from enginecore.scheduler.sequence import Sequence
 from enginecore.scheduler.tiering import NOTHING, Lift
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulerConfig:
-    """`long_prefill_token_threshold` 0 means no cap a sequence; `watermark` is the share of blocks that admission
-    leaves free for running sequences to grow into. `copies_blocks` says whether plans may ask for copies of blocks.
-    `tenant_cache_floor` and `tenant_cache_cap` are shares of the blocks that a tenant's cached prefixes keep, and may
-    take. `speculates`: whoever runs the plans guesses tokens. `max_loras` adapters may be in one batch (0: whoever runs
-    the plans does not ask which)."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-    max_model_len: int
-    num_blocks: int
-    block_size: int
-    prefix_caching: bool = True
-    policy: Literal["fcfs", "priority", "fair"] = "fcfs"
-    tenant_weights: tuple[tuple[str, float], ...] = ()
-    tenant_cache_floor: float = 0.0
-    tenant_cache_cap: float = 1.0
-    long_prefill_token_threshold: int = 0
-    watermark: float = 0.01
-    seed: int = 0
-    copies_blocks: bool = True
-    max_loras: int = 0
-    speculates: bool = False
 
 
 class Scheduler(Results):
@@ -74,7 +46,7 @@ class Scheduler(Results):
         self.journal = journal or Journal()
         #: Changes of the prefix index, for whoever takes them after each step.
         self.events = EventRecorder(config.block_size, self.journal) if record_events else None
-        self.pool = BlockPool(config.num_blocks, self.events or self.journal, _evictor(config))
+        self.pool = BlockPool(config.num_blocks, self.events or self.journal, evictor_of(config))
         self.kv = KVCacheManager(self.pool, config.block_size, prefix_caching=config.prefix_caching)
         #: What was done for each tenant, under the policy "fair".
         self.share = FairShare(dict(config.tenant_weights)) if config.policy == "fair" else None
@@ -400,8 +372,3 @@ class Scheduler(Results):
             counts.host_blocks = self.tiers.host.num_ready
             counts.disk_blocks = self.tiers.disk.num_blocks if self.tiers.disk is not None else 0
         return copy(counts)
-
-
-def _evictor(config: SchedulerConfig) -> Evictor:
-    cap = int(config.tenant_cache_cap * config.num_blocks)
-    return Evictor(int(config.tenant_cache_floor * config.num_blocks), cap if cap < config.num_blocks else None)

@@ -14,8 +14,8 @@ from enginecore.scheduler.running import RunningTable
 from enginecore.scheduler.sequence import Family, Sequence
 
 if TYPE_CHECKING:
+    from enginecore.scheduler.config import SchedulerConfig
     from enginecore.scheduler.fairness import FairQueue
-    from enginecore.scheduler.scheduler import SchedulerConfig
 
 
 class Sharing:
