@@ -2,8 +2,8 @@
 
 Every backend with `graphs` gets this; what it must do is in `enginecore.device.graphs`. Only steps of few tokens a
 sequence are replayed: prompts vary in length, and a decode step is where the host costs most beside the device. The
-graphs are of one token a sequence; where a sequence has several (guesses, a prompt's last ones), each is a row of its
-own over the same blocks, which sees what those before it write in the same layer.
+graphs are of one token a sequence; where a sequence has guesses, each is a row of its own over the same blocks, which
+sees what those before it write in the same layer.
 
 Shape suffixes: N sequences of the largest captured size, B block-table width, V vocabulary.
 """
@@ -148,7 +148,7 @@ class GraphedModel:
     def execute(self, batch: RuntimeBatch, late: LateTokens | None = None) -> torch.Tensor:
         count = len(batch.token_ids)
         size = next((size for size in self.sizes if size >= count), None)
-        few = len(batch.seq_lens) == count or int(np.diff(batch.query_start_loc).max()) <= MOST_EACH
+        few = len(batch.seq_lens) == count or _only_guesses(batch)
         self.replayed = size is not None and few and not self._model.adapting
         if size is None or not self.replayed:
             return self._model.execute(batch, late)
@@ -165,6 +165,12 @@ class GraphedModel:
         if len(wanted) == count and np.array_equal(wanted, np.arange(count)):
             return logits_NV[:count]
         return logits_NV[self._model.transfers.send(wanted)[0]]
+
+
+def _only_guesses(batch: RuntimeBatch) -> bool:
+    """Whether a token is sampled after each one of the step, and no sequence has many."""
+    each = int(np.diff(batch.query_start_loc).max())
+    return len(batch.logits_indices) == len(batch.token_ids) and each <= MOST_EACH
 
 
 def token_by_token(batch: RuntimeBatch) -> RuntimeBatch:
