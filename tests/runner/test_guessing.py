@@ -84,18 +84,21 @@ def test_easy_sequences_do_not_slow_the_others_down() -> None:
 
 
 def test_odds_follow_what_was_checked_and_are_forgotten_in_time() -> None:
-    odds = Odds()
-    assert odds.chances(np.array([0, 3]), 2) == pytest.approx(np.array([[0, 0], [PRIOR[3], PRIOR[3] * PRIOR[4]]]))
+    odds, kind = Odds(2), np.array([1])
+    before = odds.chances(np.array([1, 1]), np.array([0, 3]), 2)
+    assert before == pytest.approx(np.array([[0, 0], [PRIOR[3], PRIOR[3] * PRIOR[4]]]))
     for _ in range(50):
-        odds.checked(3, right=0, guessed=4)
-    assert odds.chances(np.array([3]), 1)[0, 0] < 0.1
-    assert odds.chances(np.array([4]), 1)[0, 0] == pytest.approx(PRIOR[4])
+        odds.checked(1, 3, right=0, guessed=4)
+    assert odds.chances(kind, np.array([3]), 1)[0, 0] < 0.1
+    assert odds.chances(kind, np.array([4]), 1)[0, 0] == pytest.approx(PRIOR[4])
     for _ in range(50):
-        odds.checked(MOST_EVIDENCE, right=2, guessed=2)
-    assert odds.chances(np.array([MOST_EVIDENCE]), 1)[0, 0] > 0.97
+        odds.checked(1, MOST_EVIDENCE, right=2, guessed=2)
+    assert odds.chances(kind, np.array([MOST_EVIDENCE]), 1)[0, 0] > 0.97
+    others = odds.chances(np.array([0, 0]), np.array([3, MOST_EVIDENCE]), 1)[:, 0]
+    assert others == pytest.approx(PRIOR[[3, MOST_EVIDENCE]]), "sequences of the other kind say nothing of these"
     for _ in range(3000):
         odds.fade()
-    assert odds.chances(np.array([3]), 1)[0, 0] == pytest.approx(PRIOR[3], abs=0.01)
+    assert odds.chances(kind, np.array([3]), 1)[0, 0] == pytest.approx(PRIOR[3], abs=0.01)
 
 
 @pytest.mark.parametrize(("fixed", "each"), [(0.008, 0.0001), (0.004, 0.0005), (0.0, 0.001)])

@@ -69,29 +69,29 @@ class NgramProposer:
 
 
 class Odds:
-    """How often guesses of each evidence have been right lately."""
+    """How often guesses of each evidence have been right lately, for each of so many kinds of sequences."""
 
-    def __init__(self) -> None:
-        self._right = np.zeros(MOST_EVIDENCE + 1)
-        self._checked = np.zeros(MOST_EVIDENCE + 1)
+    def __init__(self, num_kinds: int) -> None:
+        self._right = np.zeros((num_kinds, MOST_EVIDENCE + 1))
+        self._checked = np.zeros((num_kinds, MOST_EVIDENCE + 1))
 
     def fade(self) -> None:
         """A step has passed."""
         self._right *= FADING
         self._checked *= FADING
 
-    def checked(self, evidence: int, right: int, guessed: int) -> None:
+    def checked(self, kind: int, evidence: int, right: int, guessed: int) -> None:
         """Of `guessed` tokens with `evidence` for the first, `right` held; the one after them did not."""
         for i in range(min(right + 1, guessed)):
             at = min(MOST_EVIDENCE, evidence + i)
-            self._checked[at] += 1
-            self._right[at] += i < right
+            self._checked[kind, at] += 1
+            self._right[kind, at] += i < right
 
-    def chances(self, evidence_N: np.ndarray, most: int) -> np.ndarray:
+    def chances(self, kinds_N: np.ndarray, evidence_N: np.ndarray, most: int) -> np.ndarray:
         """How likely each of `most` guesses is to hold [N, K]: those before it must, too."""
         odds = (self._right + PRIOR_WEIGHT * PRIOR) / (self._checked + PRIOR_WEIGHT)
         at_NK = np.minimum(evidence_N[:, None] + np.arange(most), MOST_EVIDENCE)
-        chances: np.ndarray = np.cumprod(np.where(evidence_N[:, None] > 0, odds[at_NK], 0.0), axis=1)
+        chances: np.ndarray = np.cumprod(np.where(evidence_N[:, None] > 0, odds[kinds_N[:, None], at_NK], 0.0), axis=1)
         return chances
 
 

@@ -38,10 +38,10 @@ class Speculation:
     def __init__(self, proposer: Proposer, most: int, most_rows: int) -> None:
         self._proposer = proposer
         self._most, self._most_rows = most, most_rows
-        #: Of sampled answers and of greedy ones, which repeat themselves more.
-        self._odds = (Odds(), Odds())
+        #: Of sampled answers (0) and of greedy ones (1), which repeat themselves more.
+        self._odds = Odds(2)
         self._cost = StepCost()
-        #: By slot that may be guessed for: which odds.
+        #: By slot that may be guessed for: which of the odds' kinds.
         self._kind: dict[int, int] = {}
         #: By slot, what there was to be said for its latest guesses.
         self._evidence: dict[int, int] = {}
@@ -58,12 +58,11 @@ class Speculation:
         """A step's result with guesses for the next one. `tokens_SL` hold what was sampled, too; the step took
         `seconds`."""
         slots = plan.slots_N.tolist()
-        for odds in self._odds:
-            odds.fade()
+        self._odds.fade()
         for row, ids in plan.guesses.items():
             kind, evidence = self._kind.get(slots[row]), self._evidence.get(slots[row])
             if kind is not None and evidence is not None:
-                self._odds[kind].checked(evidence, len(result.accepted.get(row, ())), len(ids))
+                self._odds.checked(kind, evidence, len(result.accepted.get(row, ())), len(ids))
         if plan.num_tokens == len(slots) + sum(map(len, plan.guesses.values())):
             self._cost.add(plan.num_tokens, seconds)
         rows = [row for row in np.flatnonzero(plan.samples_N).tolist()
@@ -87,8 +86,7 @@ class Speculation:
         if not proposal.evidence_N.any():
             return {}
         kinds_N = np.array([self._kind[slot] for slot in slots_N.tolist()])
-        by_kind = [odds.chances(proposal.evidence_N, self._most) for odds in self._odds]
-        chances_NK = np.where(kinds_N[:, None] == 1, by_kind[1], by_kind[0])
+        chances_NK = self._odds.chances(kinds_N, proposal.evidence_N, self._most)
         count = len(plan.slots_N)
         counts = worth_guessing(chances_NK, count, self._cost.relative_slope(count), self._most_rows - count)
         guesses = {}
